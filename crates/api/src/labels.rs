@@ -1,0 +1,28 @@
+//! Labels, annotations and finalizers. Selectors use only the owner's uid, the role and (trainer) the attempt.
+
+/// Prefix of all of ours; user labels under it are not copied.
+pub const PREFIX: &str = "thresh.dev/";
+/// Name of the owning RLJob.
+pub const RLJOB: &str = "thresh.dev/rljob";
+/// Uid of the owning RLJob.
+pub const RLJOB_UID: &str = "thresh.dev/rljob-uid";
+/// Name of the owning ServingCluster.
+pub const SERVING: &str = "thresh.dev/servingcluster";
+/// Uid of the owning ServingCluster.
+pub const SERVING_UID: &str = "thresh.dev/servingcluster-uid";
+/// Name of the owning RolloutPool.
+pub const POOL: &str = "thresh.dev/rolloutpool";
+/// Uid of the owning RolloutPool.
+pub const POOL_UID: &str = "thresh.dev/rolloutpool-uid";
+/// `trainer`, `conductor`, `engine` or `worker`.
+pub const ROLE: &str = "thresh.dev/role";
+/// Number of the trainer attempt.
+pub const ATTEMPT: &str = "thresh.dev/attempt";
+/// Hash of meaning an object was rendered for.
+pub const REVISION: &str = "thresh.dev/revision";
+/// The `replicas` an RLJob's template last asked for.
+pub const TEMPLATE_REPLICAS: &str = "thresh.dev/template-replicas";
+/// Finalizer of an RLJob: the trainer is gone before the object is.
+pub const RLJOB_FINALIZER: &str = "thresh.dev/release-claims";
+/// Index of a pod of an Indexed Job.
+pub const JOB_INDEX: &str = "batch.kubernetes.io/job-completion-index";
