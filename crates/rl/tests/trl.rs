@@ -67,5 +67,4 @@ fn value_and_gradient_are_those_of_trl() {
             "{case}: loss {loss_worst:e} gradient {grad_worst:e}"
         );
     }
-    println!("largest differences: loss {loss_worst:.1e}, gradient {grad_worst:.1e}");
 }
