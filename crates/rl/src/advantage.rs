@@ -206,7 +206,8 @@ mod tests {
         let mut samples = group(7, &[Some(1.0), Some(0.0)]);
         samples.extend(group(2, &[Some(10.0), Some(20.0), Some(30.0)]));
         let straight = GroupAdvantage { std_kind: StdKind::Unbiased }.advantages(&samples).unwrap();
-        close(&straight.values, &[0.707_106, -0.707_106, -1.0, 0.0, 1.0]);
+        let half = std::f64::consts::FRAC_1_SQRT_2;
+        close(&straight.values, &[half, -half, -1.0, 0.0, 1.0]);
         let order = [3, 0, 4, 1, 2];
         let shuffled: Vec<_> = order.iter().map(|&i| samples[i]).collect();
         let got = GroupAdvantage { std_kind: StdKind::Unbiased }.advantages(&shuffled).unwrap();
