@@ -1,0 +1,2 @@
+//! CPU backend.
+pub type CpuBackend = crate::ReferenceBackend;
