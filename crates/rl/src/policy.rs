@@ -65,6 +65,7 @@ pub struct PolicySums {
     /// Unmasked tokens.
     pub tokens: u64,
     /// Unmasked tokens with an input that is not finite: their coefficients are NaN, so that the update is skipped.
+    /// The other sums leave them out.
     pub non_finite: u64,
 }
 
@@ -145,7 +146,6 @@ pub fn policy_loss(config: &LossConfig, batch: &PolicyBatch<'_>) -> Result<(Toke
         if used.iter().any(|x| !x.is_finite()) {
             sums.non_finite += 1;
             (out.loss[t], out.dlogp[t]) = (f64::NAN, f64::NAN);
-            sums.loss = f64::NAN;
             continue;
         }
 

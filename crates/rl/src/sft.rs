@@ -25,6 +25,9 @@ pub struct SftSums {
     pub entropy: f64,
     /// Unmasked tokens.
     pub tokens: u64,
+    /// Unmasked tokens whose log-prob or entropy is not finite: their coefficients are NaN, so that the update is
+    /// skipped. The other sums leave them out.
+    pub non_finite: u64,
 }
 
 /// Negative log-likelihood.
@@ -44,12 +47,17 @@ pub fn sft_loss(batch: &SftBatch<'_>) -> Result<(TokenCoefficients, SftSums), Er
         if batch.mask[t] == 0 {
             continue;
         }
+        sums.tokens += 1;
         let w = batch.weight[t];
+        if !(batch.current[t].is_finite() && batch.entropy[t].is_finite()) {
+            sums.non_finite += 1;
+            (out.loss[t], out.dlogp[t]) = (f64::NAN, f64::NAN);
+            continue;
+        }
         out.loss[t] = -w * batch.current[t];
         out.dlogp[t] = -w;
         sums.loss += out.loss[t];
         sums.entropy += w * batch.entropy[t];
-        sums.tokens += 1;
     }
     Ok((out, sums))
 }
@@ -70,6 +78,6 @@ mod tests {
         assert_eq!(c.loss, [0.5, 0.0, 1.5]);
         assert_eq!(c.dlogp, [-0.5, 0.0, -0.5]);
         assert_eq!(c.dentropy, [0.0; 3]);
-        assert_eq!(s, SftSums { loss: 2.0, entropy: 1.0, tokens: 2 });
+        assert_eq!(s, SftSums { loss: 2.0, entropy: 1.0, tokens: 2, non_finite: 0 });
     }
 }
