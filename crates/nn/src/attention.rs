@@ -72,7 +72,16 @@ impl Layer for Attention {
         let (cos, sin) = cx.rope.tables(cx.be, Self::max_position(cx))?;
         let (q_gamma, k_gamma) = self.gammas(cx);
         let qk = cx.act(&[t, groups, rep + 1, head_dim])?;
-        let rope = QkNormRopeFwd { qkv: &qkv, positions: cx.positions(), cos: &cos, sin: &sin, q_gamma, k_gamma, eps, qk: &qk };
+        let rope = QkNormRopeFwd {
+            qkv: &qkv,
+            positions: cx.positions(),
+            cos: &cos,
+            sin: &sin,
+            q_gamma,
+            k_gamma,
+            eps,
+            qk: &qk,
+        };
         cx.be.qk_norm_rope_fwd(cx.stream, &rope)?;
 
         let q = qk.narrow(2, 0, rep)?;
@@ -81,18 +90,39 @@ impl Layer for Attention {
         match &cx.layout {
             Layout::Packed(seq) => {
                 let lse = cx.stat(&[t, groups, rep])?;
-                let attn = AttnFwd { q: &q, k: &k, v: &v, cu_seqlens: seq.cu(), max_seqlen: seq.max_seqlen(), scale: self.scale(), o: &o, lse: &lse };
+                let attn = AttnFwd {
+                    q: &q,
+                    k: &k,
+                    v: &v,
+                    cu_seqlens: seq.cu(),
+                    max_seqlen: seq.max_seqlen(),
+                    scale: self.scale(),
+                    o: &o,
+                    lse: &lse,
+                };
                 cx.be.attn_fwd(cx.stream, &attn)?;
                 sv.put(LSE, &lse);
             }
             Layout::Cached(kv) => {
                 if sv.keeps() {
-                    return Err(Error::Unsupported { layer: NAME, what: "there is no backward pass through a paged cache" });
+                    return Err(Error::Unsupported {
+                        layer: NAME,
+                        what: "there is no backward pass through a paged cache",
+                    });
                 }
                 let (k_pages, v_pages) = kv.cache.layer(kv_layer);
                 cx.be.kv_write(cx.stream, &KvWrite { k: &k, v: &v, k_pages, v_pages, slots: &kv.batch.slots })?;
                 let b = kv.batch;
-                let attn = AttnPaged { q: &q, k_pages, v_pages, cu_q: &b.cu_q, kv_len: &b.kv_len, block_table: &b.block_table, scale: self.scale(), o: &o };
+                let attn = AttnPaged {
+                    q: &q,
+                    k_pages,
+                    v_pages,
+                    cu_q: &b.cu_q,
+                    kv_len: &b.kv_len,
+                    block_table: &b.block_table,
+                    scale: self.scale(),
+                    o: &o,
+                };
                 cx.be.attn_paged(cx.stream, &attn)?;
             }
         }

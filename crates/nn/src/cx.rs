@@ -85,7 +85,10 @@ impl Cx<'_> {
         if self.sequence_parallel {
             let n = self.tp.size();
             if !partial.dim(0).is_multiple_of(n) {
-                return Err(crate::Error::Layout(format!("{} tokens do not divide over tp {n}: pad the layout", partial.dim(0))));
+                return Err(crate::Error::Layout(format!(
+                    "{} tokens do not divide over tp {n}: pad the layout",
+                    partial.dim(0)
+                )));
             }
             let mine = self.act(&[partial.dim(0) / n, partial.dim(1)])?;
             self.tp.reduce_scatter(self.be, self.stream, &partial, &mine)?;

@@ -13,7 +13,9 @@ pub enum Error {
     #[error("layout: {0}")]
     Layout(String),
     /// A size does not divide over the tensor-parallel ranks.
-    #[error("parameter {name}: dimension {dim} of {shape:?} does not divide over tp {tp}: choose a tp that divides {by}")]
+    #[error(
+        "parameter {name}: dimension {dim} of {shape:?} does not divide over tp {tp}: choose a tp that divides {by}"
+    )]
     Shard { name: String, dim: usize, shape: Vec<usize>, tp: usize, by: usize },
     /// The layer cannot run in this layout.
     #[error("{layer}: {what}")]

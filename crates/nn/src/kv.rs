@@ -12,7 +12,14 @@ pub struct KvCache {
 
 impl KvCache {
     /// `heads` are the key-value heads of this rank.
-    pub fn new(be: &dyn Backend, layers: usize, pages: usize, heads: usize, head_dim: usize, dtype: DType) -> Result<KvCache> {
+    pub fn new(
+        be: &dyn Backend,
+        layers: usize,
+        pages: usize,
+        heads: usize,
+        head_dim: usize,
+        dtype: DType,
+    ) -> Result<KvCache> {
         let layers = (0..layers)
             .map(|_| {
                 let k = Tensor::zeros(be, dtype, &k_page_dims(pages, heads, head_dim), Tag::Kv)?;
@@ -87,7 +94,10 @@ impl KvBatch {
             let total = s.cached + s.new;
             let need = total.div_ceil(PAGE);
             if s.pages.len() < need {
-                return Err(Error::Layout(format!("sequence {i} of {total} tokens has {} pages, needs {need}", s.pages.len())));
+                return Err(Error::Layout(format!(
+                    "sequence {i} of {total} tokens has {} pages, needs {need}",
+                    s.pages.len()
+                )));
             }
             for p in s.cached..total {
                 slots.push((s.pages[p / PAGE] as usize * PAGE + p % PAGE) as i32);

@@ -1,8 +1,8 @@
 //! Linear layers without bias, `y = x W^T` with `W [N, K]`, in the two tensor-parallel forms of Megatron-LM (Shoeybi
 //! et al., 2019). A column layer cuts N and takes whole tokens; a row layer cuts K and sums its outputs over the ranks.
 
-use tensor::ops::Gemm;
 use tensor::Tensor;
+use tensor::ops::Gemm;
 
 use crate::{Cx, Layer, ParamId, Result, Saved};
 
@@ -99,4 +99,3 @@ impl Layer for RowLinear {
         grad_weight(cx, &dy, &x, self.weight)
     }
 }
-

@@ -73,7 +73,14 @@ impl LmHead {
     }
 
     /// Statistics `[n, 4]` of the rows `h [n, H]`, chunk by chunk.
-    pub fn forward(&self, cx: &Cx, h: &Tensor, targets: &Tensor, temperature: &Tensor, sv: &mut Saved) -> Result<Tensor> {
+    pub fn forward(
+        &self,
+        cx: &Cx,
+        h: &Tensor,
+        targets: &Tensor,
+        temperature: &Tensor,
+        sv: &mut Saved,
+    ) -> Result<Tensor> {
         let n = h.dim(0);
         let stats = if n <= self.chunk {
             let logits = self.local_logits(cx, h)?;

@@ -21,7 +21,10 @@ impl RmsNorm {
     pub fn forward_residual(&self, cx: &Cx, x: &Tensor, residual: &Tensor, sv: &mut Saved) -> Result<(Tensor, Tensor)> {
         let (y, h, rstd) = (cx.act(x.dims())?, cx.act(x.dims())?, cx.stat(&[x.dim(0)])?);
         let (gamma, eps) = (cx.param(self.weight), self.eps);
-        cx.be.rmsnorm_fwd(cx.stream, &RmsNormFwd { x, residual: Some(residual), gamma, eps, y: &y, h: Some(&h), rstd: &rstd })?;
+        cx.be.rmsnorm_fwd(
+            cx.stream,
+            &RmsNormFwd { x, residual: Some(residual), gamma, eps, y: &y, h: Some(&h), rstd: &rstd },
+        )?;
         sv.put(H, &h);
         sv.put(RSTD, &rstd);
         Ok((y, h))
@@ -33,7 +36,10 @@ impl RmsNorm {
         let dx = cx.act(dy.dims())?;
         let partial = cx.stat(&[row_blocks(dy.dim(0)), dy.dim(1)])?;
         let gamma = cx.param(self.weight);
-        cx.be.rmsnorm_bwd(cx.stream, &RmsNormBwd { dy, h: &h, rstd: &rstd, gamma, dh, dx: &dx, dgamma_partial: &partial })?;
+        cx.be.rmsnorm_bwd(
+            cx.stream,
+            &RmsNormBwd { dy, h: &h, rstd: &rstd, gamma, dh, dx: &dx, dgamma_partial: &partial },
+        )?;
         sv.put(PARTIAL, &partial);
         Ok(dx)
     }

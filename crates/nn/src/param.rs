@@ -166,8 +166,18 @@ mod tests {
 
     #[test]
     fn shards_cover_a_tensor_exactly_once() {
-        for (shard, shape, tp) in [(Shard::Column(1), vec![2, 6, 5], 3), (Shard::Row(1), vec![4, 8], 4), (Shard::Vocab(0), vec![47, 3], 2)] {
-            let spec = ParamSpec { name: "w".into(), shape: shape.clone(), shard, tp_grad: TpGrad::Complete, init: Init::Ones, weight_decay: true, hf: vec![] };
+        for (shard, shape, tp) in
+            [(Shard::Column(1), vec![2, 6, 5], 3), (Shard::Row(1), vec![4, 8], 4), (Shard::Vocab(0), vec![47, 3], 2)]
+        {
+            let spec = ParamSpec {
+                name: "w".into(),
+                shape: shape.clone(),
+                shard,
+                tp_grad: TpGrad::Complete,
+                init: Init::Ones,
+                weight_decay: true,
+                hf: vec![],
+            };
             let full = Rect::full(&shape);
             let mut seen = vec![0; full.numel()];
             for r in 0..tp {
@@ -185,7 +195,15 @@ mod tests {
 
     #[test]
     fn a_dimension_that_does_not_divide_is_refused() {
-        let mut spec = ParamSpec { name: "w".into(), shape: vec![6, 4], shard: Shard::Column(0), tp_grad: TpGrad::Complete, init: Init::Ones, weight_decay: true, hf: vec![] };
+        let mut spec = ParamSpec {
+            name: "w".into(),
+            shape: vec![6, 4],
+            shard: Shard::Column(0),
+            tp_grad: TpGrad::Complete,
+            init: Init::Ones,
+            weight_decay: true,
+            hf: vec![],
+        };
         assert!(matches!(spec.local(0, 4), Err(Error::Shard { tp: 4, by: 6, .. })));
         spec.shard = Shard::Vocab(1);
         assert!(spec.local(0, 3).is_ok());

@@ -9,7 +9,12 @@ use crate::Result;
 pub enum RopeScaling {
     None,
     /// Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between blended.
-    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_max_position: f64 },
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position: f64,
+    },
 }
 
 /// Cosines and sines of the rotary embedding, made in f64 on the host by one function and rounded once. Grows by
@@ -24,7 +29,8 @@ pub struct RopeTable {
 impl RopeTable {
     /// `dtype` is the accumulator type of the model.
     pub fn new(head_dim: usize, theta: f64, scaling: RopeScaling, dtype: DType) -> RopeTable {
-        let inv_freq = (0..head_dim / 2).map(|i| scale(theta.powf(-(2.0 * i as f64) / head_dim as f64), scaling)).collect();
+        let inv_freq =
+            (0..head_dim / 2).map(|i| scale(theta.powf(-(2.0 * i as f64) / head_dim as f64), scaling)).collect();
         RopeTable { inv_freq, dtype, tables: Mutex::new(None) }
     }
 
@@ -48,7 +54,9 @@ impl RopeTable {
 }
 
 fn scale(freq: f64, scaling: RopeScaling) -> f64 {
-    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } = scaling else { return freq };
+    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } = scaling else {
+        return freq;
+    };
     let turns = original_max_position * freq / std::f64::consts::TAU;
     if turns < low_freq_factor {
         freq / factor

@@ -71,6 +71,7 @@ impl Saved {
 
     /// Bytes kept, views counted by their elements.
     pub fn bytes(&self) -> usize {
-        self.slots.iter().flatten().map(|t| t.numel() * t.dtype().size()).sum::<usize>() + self.children.iter().map(Saved::bytes).sum::<usize>()
+        self.slots.iter().flatten().map(|t| t.numel() * t.dtype().size()).sum::<usize>()
+            + self.children.iter().map(Saved::bytes).sum::<usize>()
     }
 }

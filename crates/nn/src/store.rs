@@ -64,7 +64,13 @@ pub struct ParamStore {
 
 impl ParamStore {
     /// All zeros.
-    pub fn new(be: &dyn Backend, specs: Vec<ParamSpec>, dtype: DType, tp_rank: usize, tp_size: usize) -> Result<ParamStore> {
+    pub fn new(
+        be: &dyn Backend,
+        specs: Vec<ParamSpec>,
+        dtype: DType,
+        tp_rank: usize,
+        tp_size: usize,
+    ) -> Result<ParamStore> {
         let layout = FlatLayout::new(&specs, tp_rank, tp_size)?;
         let flat = Tensor::zeros(be, dtype, &[layout.len], Tag::Weight)?;
         let views = views(&flat, &layout)?;

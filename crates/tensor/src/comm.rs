@@ -20,13 +20,23 @@ pub trait Comm: Send + Sync + std::fmt::Debug {
     fn all_to_all(&self, s: Stream, send: &Tensor, recv: &Tensor) -> Result<()> {
         let (n, m) = (self.size(), send.numel());
         if !m.is_multiple_of(n) || recv.numel() != m {
-            return Err(Error::shape("all_to_all", format!("{m} elements to send, {} to receive, {n} ranks", recv.numel())));
+            return Err(Error::shape(
+                "all_to_all",
+                format!("{m} elements to send, {} to receive, {n} ranks", recv.numel()),
+            ));
         }
         let counts = vec![m / n; n];
         self.all_to_all_v(s, send, &counts, recv, &counts)
     }
     /// As `all_to_all` with `send_counts[i]` elements for rank `i` and `recv_counts[i]` from it.
-    fn all_to_all_v(&self, s: Stream, send: &Tensor, send_counts: &[usize], recv: &Tensor, recv_counts: &[usize]) -> Result<()>;
+    fn all_to_all_v(
+        &self,
+        s: Stream,
+        send: &Tensor,
+        send_counts: &[usize],
+        recv: &Tensor,
+        recv_counts: &[usize],
+    ) -> Result<()>;
     fn broadcast(&self, s: Stream, t: &Tensor, root: usize) -> Result<()>;
     fn send(&self, s: Stream, t: &Tensor, to: usize) -> Result<()>;
     fn recv(&self, s: Stream, t: &Tensor, from: usize) -> Result<()>;
@@ -45,7 +55,10 @@ pub trait Comm: Send + Sync + std::fmt::Debug {
     fn reduce_scatter(&self, be: &dyn Backend, s: Stream, send: &Tensor, recv: &Tensor) -> Result<()> {
         let n = self.size();
         if recv.numel() * n != send.numel() {
-            return Err(Error::shape("reduce_scatter", format!("{} elements to send, {} to keep, {n} ranks", send.numel(), recv.numel())));
+            return Err(Error::shape(
+                "reduce_scatter",
+                format!("{} elements to send, {} to keep, {n} ranks", send.numel(), recv.numel()),
+            ));
         }
         let pieces = Tensor::empty(be, send.dtype(), &[n, recv.numel()], Tag::Work)?;
         self.all_to_all(s, send, &pieces)?;

@@ -16,7 +16,9 @@ pub enum Error {
     #[error("cannot allocate {bytes} bytes for {tag:?}: use smaller micro-batches, recompute, or more devices")]
     OutOfMemory { bytes: usize, tag: Tag },
     /// Two operations touch one buffer at the same time and one of them writes.
-    #[error("{bytes}-byte {tag:?} buffer is in use by another operation: order the two with an event, or use separate buffers")]
+    #[error(
+        "{bytes}-byte {tag:?} buffer is in use by another operation: order the two with an event, or use separate buffers"
+    )]
     Conflict { bytes: usize, tag: Tag },
     /// Host access to memory that lives on a device.
     #[error("tensor lives on a device: copy it with Backend::download first")]
@@ -26,7 +28,9 @@ pub enum Error {
     Index { op: &'static str, index: i64, len: usize },
     /// A rank waited for peers that did not arrive in time.
     /// `waits` tells, as far as it can be seen from here, who waits for whom.
-    #[error("{group}: rank {rank} waited {seconds:.1} s in {op} for rank(s) {waiting_for:?} ({waits}): look at their logs; raise the deadline if they are only slow")]
+    #[error(
+        "{group}: rank {rank} waited {seconds:.1} s in {op} for rank(s) {waiting_for:?} ({waits}): look at their logs; raise the deadline if they are only slow"
+    )]
     CommTimeout { group: String, op: &'static str, rank: usize, waiting_for: Vec<usize>, seconds: f64, waits: String },
     /// A peer is gone.
     #[error("{group}: rank {rank} lost rank {peer} in {op}: {reason}")]

@@ -107,7 +107,10 @@ fn host(buf: &Buf) -> Result<&HostMem> {
 
 fn check_span<T: Element>(buf: &Buf, offset: usize, len: usize) -> Result<()> {
     if (offset + len) * size_of::<T>() > buf.bytes() {
-        return Err(Error::shape("host access", format!("elements {offset}..{} lie outside a buffer of {} bytes", offset + len, buf.bytes())));
+        return Err(Error::shape(
+            "host access",
+            format!("elements {offset}..{} lie outside a buffer of {} bytes", offset + len, buf.bytes()),
+        ));
     }
     Ok(())
 }

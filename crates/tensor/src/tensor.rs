@@ -48,8 +48,12 @@ impl Tensor {
         match dtype {
             DType::F64 => Tensor::from_slice(be, data, dims, tag),
             DType::F32 => Tensor::from_slice(be, &data.iter().map(|&x| x as f32).collect::<Vec<_>>(), dims, tag),
-            DType::BF16 => Tensor::from_slice(be, &data.iter().map(|&x| half::bf16::from_f64(x)).collect::<Vec<_>>(), dims, tag),
-            DType::F16 => Tensor::from_slice(be, &data.iter().map(|&x| half::f16::from_f64(x)).collect::<Vec<_>>(), dims, tag),
+            DType::BF16 => {
+                Tensor::from_slice(be, &data.iter().map(|&x| half::bf16::from_f64(x)).collect::<Vec<_>>(), dims, tag)
+            }
+            DType::F16 => {
+                Tensor::from_slice(be, &data.iter().map(|&x| half::f16::from_f64(x)).collect::<Vec<_>>(), dims, tag)
+            }
             DType::I32 => Tensor::from_slice(be, &data.iter().map(|&x| x as i32).collect::<Vec<_>>(), dims, tag),
             other => Err(Error::DType { op: "from_f64", operand: "dtype", got: other, expected: "a float or i32" }),
         }
@@ -58,7 +62,12 @@ impl Tensor {
     /// All elements, row-major. Works for any backend and any strides.
     pub fn to_vec<T: Element>(&self, be: &dyn Backend) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype {
-            return Err(Error::DType { op: "to_vec", operand: "tensor", got: self.dtype, expected: "the element type asked for" });
+            return Err(Error::DType {
+                op: "to_vec",
+                operand: "tensor",
+                got: self.dtype,
+                expected: "the element type asked for",
+            });
         }
         let mut out = vec![T::zeroed(); self.numel()];
         if self.is_contiguous() {
@@ -136,13 +145,20 @@ impl Tensor {
 
     /// Elements between the first and the last one, both included.
     pub fn span(&self) -> usize {
-        if self.numel() == 0 { 0 } else { self.dims.iter().zip(self.strides.iter()).map(|(d, s)| (d - 1) * s).sum::<usize>() + 1 }
+        if self.numel() == 0 {
+            0
+        } else {
+            self.dims.iter().zip(self.strides.iter()).map(|(d, s)| (d - 1) * s).sum::<usize>() + 1
+        }
     }
 
     /// The part `start..start + len` of dimension `dim`.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
         if dim >= self.rank() || start + len > self.dims[dim] {
-            return Err(Error::shape("narrow", format!("{start}..{} of dimension {dim} of {:?}", start + len, self.dims)));
+            return Err(Error::shape(
+                "narrow",
+                format!("{start}..{} of dimension {dim} of {:?}", start + len, self.dims),
+            ));
         }
         let mut t = self.clone();
         t.offset += start * self.strides[dim];
@@ -246,11 +262,20 @@ impl Tensor {
         if T::DTYPE == self.dtype {
             Ok(())
         } else {
-            Err(Error::DType { op: "host access", operand: "tensor", got: self.dtype, expected: std::any::type_name::<T>() })
+            Err(Error::DType {
+                op: "host access",
+                operand: "tensor",
+                got: self.dtype,
+                expected: std::any::type_name::<T>(),
+            })
         }
     }
 
     fn check_contiguous(&self) -> Result<()> {
-        if self.is_contiguous() { Ok(()) } else { Err(Error::shape("host access", format!("{self:?} is strided {:?}", self.strides))) }
+        if self.is_contiguous() {
+            Ok(())
+        } else {
+            Err(Error::shape("host access", format!("{self:?} is strided {:?}", self.strides)))
+        }
     }
 }

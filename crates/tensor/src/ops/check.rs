@@ -2,11 +2,19 @@ use crate::{DType, Error, Result, Tensor};
 
 /// The operand has exactly these dimensions.
 pub(super) fn dims(op: &'static str, name: &'static str, t: &Tensor, want: &[usize]) -> Result<()> {
-    if t.dims() == want { Ok(()) } else { Err(Error::shape(op, format!("{name} is {:?}, expected {want:?}", t.dims()))) }
+    if t.dims() == want {
+        Ok(())
+    } else {
+        Err(Error::shape(op, format!("{name} is {:?}, expected {want:?}", t.dims())))
+    }
 }
 
 pub(super) fn rank(op: &'static str, name: &'static str, t: &Tensor, want: usize) -> Result<()> {
-    if t.rank() == want { Ok(()) } else { Err(Error::shape(op, format!("{name} is {:?}, expected {want} dimensions", t.dims()))) }
+    if t.rank() == want {
+        Ok(())
+    } else {
+        Err(Error::shape(op, format!("{name} is {:?}, expected {want} dimensions", t.dims())))
+    }
 }
 
 /// Neighbours in the last dimension are neighbours in memory.
@@ -20,7 +28,11 @@ pub(super) fn inner_unit(op: &'static str, name: &'static str, t: &Tensor) -> Re
 }
 
 pub(super) fn contiguous(op: &'static str, name: &'static str, t: &Tensor) -> Result<()> {
-    if t.is_contiguous() { Ok(()) } else { Err(Error::shape(op, format!("{name} must be contiguous, strides are {:?}", t.strides()))) }
+    if t.is_contiguous() {
+        Ok(())
+    } else {
+        Err(Error::shape(op, format!("{name} must be contiguous, strides are {:?}", t.strides())))
+    }
 }
 
 pub(super) fn dtype(op: &'static str, operand: &'static str, t: &Tensor, want: DType) -> Result<()> {

@@ -42,7 +42,10 @@ impl Gemm<'_> {
         let (m, k) = if self.ta { (self.a.dim(1), self.a.dim(0)) } else { (self.a.dim(0), self.a.dim(1)) };
         let (kb, n) = if self.tb { (self.b.dim(1), self.b.dim(0)) } else { (self.b.dim(0), self.b.dim(1)) };
         if k != kb {
-            return Err(Error::shape(OP, format!("K of a is {k} and of b {kb}: a {:?} ta {}, b {:?} tb {}", self.a, self.ta, self.b, self.tb)));
+            return Err(Error::shape(
+                OP,
+                format!("K of a is {k} and of b {kb}: a {:?} ta {}, b {:?} tb {}", self.a, self.ta, self.b, self.tb),
+            ));
         }
         check::dims(OP, "d", self.d, &[m, n])?;
         Ok(GemmDims { m, n, k })

@@ -96,7 +96,13 @@ pub struct LogprobDlogits<'a> {
     pub dentropy: Option<&'a Tensor>,
 }
 
-fn rows(op: &'static str, logits: &Tensor, targets: &Tensor, temperature: &Tensor, stats: &Tensor) -> Result<(usize, usize)> {
+fn rows(
+    op: &'static str,
+    logits: &Tensor,
+    targets: &Tensor,
+    temperature: &Tensor,
+    stats: &Tensor,
+) -> Result<(usize, usize)> {
     check::float(op, "logits", logits)?;
     check::rank(op, "logits", logits, 2)?;
     check::contiguous(op, "logits", logits)?;

@@ -54,13 +54,24 @@ pub struct RopeDims {
     pub p: usize,
 }
 
-fn common(op: &'static str, qkv: &Tensor, positions: &Tensor, cos: &Tensor, sin: &Tensor, q_gamma: Option<&Tensor>, k_gamma: Option<&Tensor>) -> Result<RopeDims> {
+fn common(
+    op: &'static str,
+    qkv: &Tensor,
+    positions: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    q_gamma: Option<&Tensor>,
+    k_gamma: Option<&Tensor>,
+) -> Result<RopeDims> {
     check::float(op, "qkv", qkv)?;
     check::rank(op, "qkv", qkv, 4)?;
     check::contiguous(op, "qkv", qkv)?;
     let (ty, t, g, d) = (qkv.dtype(), qkv.dim(0), qkv.dim(1), qkv.dim(3));
     if qkv.dim(2) < 3 || !d.is_multiple_of(2) {
-        return Err(Error::shape(op, format!("qkv is {:?}, expected [T, G, R + 2, D] with R >= 1 and D even", qkv.dims())));
+        return Err(Error::shape(
+            op,
+            format!("qkv is {:?}, expected [T, G, R + 2, D] with R >= 1 and D even", qkv.dims()),
+        ));
     }
     check::indices(op, "positions", positions, t)?;
     check::dense(op, "cos", cos, ty.accumulator(), &[cos.dim(0), d / 2])?;

@@ -185,7 +185,10 @@ impl ReduceRows<'_> {
         }
         let (b, n) = (self.src.dim(0), self.dst.numel());
         if self.src.rank() == 0 || b * n != self.src.numel() {
-            return Err(crate::Error::shape(OP, format!("src is {:?}, a row of it is not {:?}", self.src.dims(), self.dst.dims())));
+            return Err(crate::Error::shape(
+                OP,
+                format!("src is {:?}, a row of it is not {:?}", self.src.dims(), self.dst.dims()),
+            ));
         }
         Ok((b, n))
     }

@@ -126,6 +126,8 @@ pub(crate) fn sample(a: &Sample) -> Result<()> {
     let (n, v) = a.validate()?;
     let logits = get(a.logits)?;
     let mut order = Vec::with_capacity(v);
-    let tokens: Vec<f64> = (0..n).map(|i| f64::from(sample_row(&mut logits[i * v..(i + 1) * v].iter().copied(), &a.params[i], &mut order))).collect();
+    let tokens: Vec<f64> = (0..n)
+        .map(|i| f64::from(sample_row(&mut logits[i * v..(i + 1) * v].iter().copied(), &a.params[i], &mut order)))
+        .collect();
     put(a.tokens, &tokens)
 }
