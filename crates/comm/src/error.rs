@@ -51,7 +51,9 @@ pub enum Error {
         why: String,
     },
     /// Ranks of one group are not in the same collective: a bug in the program, never a fault of the network.
-    #[error("rank {rank} is in {expected} of group '{group}', but rank {from} sent {got}: all ranks of a group must call the same collectives in the same order with matching sizes")]
+    #[error(
+        "rank {rank} is in {expected} of group '{group}', but rank {from} sent {got}: all ranks of a group must call the same collectives in the same order with matching sizes"
+    )]
     Diverged {
         /// World rank of the caller.
         rank: usize,
@@ -107,7 +109,9 @@ pub enum Error {
         why: String,
     },
     /// Rank 0 belongs to another run, to a later attempt, or to a world of another size: this process is a leftover.
-    #[error("rank {rank} was refused by rank 0 at {master}: {why}; this process does not belong to the attempt that runs now, so it must exit")]
+    #[error(
+        "rank {rank} was refused by rank 0 at {master}: {why}; this process does not belong to the attempt that runs now, so it must exit"
+    )]
     Refused {
         /// World rank of the caller.
         rank: usize,

@@ -181,11 +181,8 @@ impl Group {
         let (send_at, sent) = starts(send_counts);
         let (recv_at, received) = starts(recv_counts);
         if sent != send.len() || received != recv.len() {
-            let what = format!(
-                "counts add up to {sent} and {received} bytes, buffers have {} and {}",
-                send.len(),
-                recv.len()
-            );
+            let what =
+                format!("counts add up to {sent} and {received} bytes, buffers have {} and {}", send.len(), recv.len());
             return Err(self.argument("all_to_all", what));
         }
         let me = self.me;
@@ -194,7 +191,12 @@ impl Group {
         }
         let tag = self.next(Op::AllToAll);
         recv[recv_at[me]..][..recv_counts[me]].copy_from_slice(&send[send_at[me]..][..send_counts[me]]);
-        self.exchange(tag, |to| &send[send_at[to]..][..send_counts[to]], recv, |from| (recv_at[from], recv_counts[from]))
+        self.exchange(
+            tag,
+            |to| &send[send_at[to]..][..send_counts[to]],
+            recv,
+            |from| (recv_at[from], recv_counts[from]),
+        )
     }
 
     fn exchange<'a>(
@@ -390,7 +392,8 @@ fn starts(counts: &[usize]) -> (Vec<usize>, usize) {
 /// FNV-1a over name and members: the same on every member without a word exchanged.
 fn group_id(name: &str, ranks: &[usize]) -> u64 {
     let members = ranks.iter().flat_map(|r| (*r as u64).to_le_bytes());
-    name.bytes().chain([0]).chain(members).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    name.bytes()
+        .chain([0])
+        .chain(members)
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -53,7 +53,14 @@ impl TcpConfig {
     ///
     /// # Errors
     /// [`Error::Config`] if `master` is not an address and port.
-    pub fn new(run_uid: &str, attempt: u64, rank: usize, world_size: usize, master: &str, bind: IpAddr) -> Result<Self> {
+    pub fn new(
+        run_uid: &str,
+        attempt: u64,
+        rank: usize,
+        world_size: usize,
+        master: &str,
+        bind: IpAddr,
+    ) -> Result<Self> {
         let address: SocketAddr = master.parse().map_err(|e| Error::Config(format!("master '{master}': {e}")))?;
         Ok(TcpConfig {
             run_uid: run_uid.to_owned(),
@@ -119,8 +126,14 @@ struct Hello {
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     /// Where each rank listens (element 0 unused), and the session.
-    Roster { session: u64, addresses: Vec<Option<SocketAddr>> },
-    Refused { why: String, final_: bool },
+    Roster {
+        session: u64,
+        addresses: Vec<Option<SocketAddr>>,
+    },
+    Refused {
+        why: String,
+        final_: bool,
+    },
 }
 
 struct Meeting<'a> {
@@ -271,14 +284,14 @@ impl Meeting<'_> {
         let (master, session, addresses) = self.admission(listens)?;
         let mut streams: Vec<Option<TcpStream>> = (0..c.world_size).map(|_| None).collect();
         streams[0] = Some(master);
-        for rank in 1..c.rank {
+        for (rank, slot) in streams.iter_mut().enumerate().take(c.rank).skip(1) {
             let address = addresses.get(rank).copied().flatten();
             let address = address.ok_or_else(|| self.failed(&format!("the roster lacks rank {rank}")))?;
             let left = self.check(&|| format!("rank {rank} at {address} not reached"))?;
             let stream = TcpStream::connect_timeout(&address, left)
                 .and_then(|mut s| write_json(&mut s, &self.hello(None, Some(session))).map(|()| s))
                 .map_err(|e| self.failed(&format!("connecting to rank {rank} at {address}: {e}")))?;
-            streams[rank] = Some(stream);
+            *slot = Some(stream);
         }
         loop {
             let missing: Vec<usize> = (c.rank + 1..c.world_size).filter(|r| streams[*r].is_none()).collect();
