@@ -15,9 +15,9 @@ use reqwest::StatusCode;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::wire::{
-    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, ConductorEpoch, FailReply, FailRequest, Invite,
-    InviteAck, LeaseReply, LeaseRequest, NextReply, NextRequest, Progress, Refusal, RefusalKind, RenewReply, RenewRequest, ReportReply, ReportRequest,
-    SettingsReply, SettingsRequest,
+    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, ConductorEpoch,
+    FailReply, FailRequest, Invite, InviteAck, LeaseReply, LeaseRequest, NextReply, NextRequest, Progress, Refusal,
+    RefusalKind, RenewReply, RenewRequest, ReportReply, ReportRequest, SettingsReply, SettingsRequest,
 };
 
 /// Why a call did not succeed.
@@ -66,7 +66,9 @@ impl ClientError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Refused { refusal, .. } => matches!(refusal.kind, RefusalKind::Unavailable | RefusalKind::ConductorSuperseded),
+            Self::Refused { refusal, .. } => {
+                matches!(refusal.kind, RefusalKind::Unavailable | RefusalKind::ConductorSuperseded)
+            }
             Self::Unreachable { .. } | Self::Superseded { .. } => true,
             Self::BadReply { status, .. } => *status >= 500,
         }
@@ -110,7 +112,16 @@ macro_rules! from_conductor {
     ($($reply:ty),+) => { $(impl FromConductor for $reply { fn conductor_epoch(&self) -> ConductorEpoch { self.conductor_epoch } })+ };
 }
 from_conductor!(
-    LeaseReply, RenewReply, CompleteReply, FailReply, ClaimReply, NextReply, ReportReply, SettingsReply, CheckpointReply, Progress
+    LeaseReply,
+    RenewReply,
+    CompleteReply,
+    FailReply,
+    ClaimReply,
+    NextReply,
+    ReportReply,
+    SettingsReply,
+    CheckpointReply,
+    Progress
 );
 
 /// How long calls are repeated while the other side is away.
@@ -164,7 +175,12 @@ impl ConductorClient {
         &self.epochs
     }
 
-    async fn post<Q: Serialize + Sync, A: DeserializeOwned + FromConductor>(&self, path: &str, request: &Q, timeout: Duration) -> Result<A, ClientError> {
+    async fn post<Q: Serialize + Sync, A: DeserializeOwned + FromConductor>(
+        &self,
+        path: &str,
+        request: &Q,
+        timeout: Duration,
+    ) -> Result<A, ClientError> {
         let url = format!("{}{path}", self.base);
         let sent = self.http.post(&url).bearer_auth(&self.token).timeout(timeout).json(request).send().await;
         self.meet(decode(&url, sent).await?, url)
@@ -233,7 +249,12 @@ impl ConductorClient {
 ///
 /// # Errors
 /// As [`ClientError`].
-pub async fn invite(http: &reqwest::Client, worker: &str, pool_token: &str, request: &Invite) -> Result<InviteAck, ClientError> {
+pub async fn invite(
+    http: &reqwest::Client,
+    worker: &str,
+    pool_token: &str,
+    request: &Invite,
+) -> Result<InviteAck, ClientError> {
     let url = format!("{worker}/v1/runs");
     let sent = http.post(&url).bearer_auth(pool_token).timeout(SHORT).json(request).send().await;
     decode(&url, sent).await
@@ -243,7 +264,11 @@ pub async fn invite(http: &reqwest::Client, worker: &str, pool_token: &str, requ
 ///
 /// # Errors
 /// The first lasting failure, or the last transient one when patience ends.
-pub async fn patiently<A, F>(patience: Patience, mut call: impl FnMut() -> F, mut on_wait: impl FnMut(&ClientError, Duration)) -> Result<A, ClientError>
+pub async fn patiently<A, F>(
+    patience: Patience,
+    mut call: impl FnMut() -> F,
+    mut on_wait: impl FnMut(&ClientError, Duration),
+) -> Result<A, ClientError>
 where
     F: Future<Output = Result<A, ClientError>>,
 {
@@ -267,7 +292,8 @@ const LONG: Duration = Duration::from_secs(60);
 const BODY_SHOWN: usize = 300;
 
 async fn decode<A: DeserializeOwned>(url: &str, sent: reqwest::Result<reqwest::Response>) -> Result<A, ClientError> {
-    let unreachable = |error: reqwest::Error| ClientError::Unreachable { url: url.to_owned(), reason: innermost(&error) };
+    let unreachable =
+        |error: reqwest::Error| ClientError::Unreachable { url: url.to_owned(), reason: innermost(&error) };
     let response = sent.map_err(unreachable)?;
     let status = response.status();
     let body = response.bytes().await.map_err(unreachable)?;
@@ -314,7 +340,11 @@ mod tests {
         assert!(error.is_transient());
         assert!(error.to_string().contains("refused"), "{error}");
         let mut waits = 0;
-        let patience = Patience { pause: Duration::from_millis(1), pause_max: Duration::from_millis(1), deadline: Duration::from_millis(30) };
+        let patience = Patience {
+            pause: Duration::from_millis(1),
+            pause_max: Duration::from_millis(1),
+            deadline: Duration::from_millis(30),
+        };
         let end = patiently(patience, || client.progress(), |_, _| waits += 1).await;
         assert!(end.is_err() && waits > 0);
     }

@@ -19,7 +19,11 @@ impl Health {
     /// Alive and, for the given reason, not ready yet.
     #[must_use]
     pub fn starting(reason: impl Into<String>) -> Self {
-        Self(Arc::new(Inner { not_ready: Mutex::new(Some(reason.into())), dead: Mutex::new(None), registry: Registry::new() }))
+        Self(Arc::new(Inner {
+            not_ready: Mutex::new(Some(reason.into())),
+            dead: Mutex::new(None),
+            registry: Registry::new(),
+        }))
     }
 
     /// Register metrics here.

@@ -61,10 +61,10 @@ impl Names {
     /// # Errors
     /// When DNS cannot be asked, or the text has no port.
     pub async fn lookup_endpoint(&self, endpoint: &str) -> std::io::Result<Vec<SocketAddr>> {
-        let (host, port) = endpoint
-            .rsplit_once(':')
-            .and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)))
-            .ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("{endpoint}: expected name:port")))?;
+        let (host, port) =
+            endpoint.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?))).ok_or_else(
+                || std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("{endpoint}: expected name:port")),
+            )?;
         Ok(self.lookup(host).await?.into_iter().map(|address| SocketAddr::new(address, port)).collect())
     }
 
@@ -124,7 +124,11 @@ mod tests {
     #[tokio::test]
     async fn a_headless_service_is_all_lines_that_name_it() {
         let file = std::env::temp_dir().join(format!("thresh-hosts-{}", std::process::id()));
-        std::fs::write(&file, "127.77.0.3 job-serving job-serving-1.job-serving\n127.77.0.2 job-serving\n127.77.0.9 other\n").unwrap();
+        std::fs::write(
+            &file,
+            "127.77.0.3 job-serving job-serving-1.job-serving\n127.77.0.2 job-serving\n127.77.0.9 other\n",
+        )
+        .unwrap();
         let names = Names::with_hosts(&file);
         let found = names.lookup_endpoint("job-serving:30000").await.unwrap();
         assert_eq!(found, ["127.77.0.2:30000".parse().unwrap(), "127.77.0.3:30000".parse().unwrap()]);

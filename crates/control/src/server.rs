@@ -46,7 +46,11 @@ fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, routes: Router, end: impl Future<Output = ()> + Send + 'static) -> std::io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
     axum::serve(listener, routes).with_graceful_shutdown(end).await
 }
 
