@@ -1,1 +1,115 @@
-//! (to be written)
+//! Durable queues and a packed tensor store, for many processes on one shared file system.
+//!
+//! * [`Store`]: records (opaque meta and typed tensors) in append-only packs. A [`Ref`] says pack, offset, length and
+//!   checksum, so a read is one `pread`; [`Store::read_rows`] reads some rows and checks only the blocks they lie in.
+//! * [`Journal`]: an ordered log of atomic transactions with one owner at a time. A claim raises the *epoch* and fences
+//!   every earlier owner before it can acknowledge anything more.
+//! * [`Queue`]: which work there is, who holds it, what was accepted, which bytes are still needed. A pure state machine
+//!   whose durable changes are values ([`queue::Op`]) for the journal.
+//!
+//! # What it is not
+//!
+//! Not a server and not a client: it opens no socket, starts no thread, and reads no clock (`now` is an argument). It knows
+//! no JSON and nothing of training. It is no database: payloads are found by reference only.
+//!
+//! # Invariants
+//!
+//! 1. *Acknowledged is durable.* What returned `Ok` survives what its [`Durability`] says; a transaction or a publish is
+//!    there whole or not at all.
+//! 2. *A reference never lies.* It gives the bytes that were published or an error, never others.
+//! 3. *One owner.* Whatever an owner acknowledged, its successor has read; whatever it did not, no one needs.
+//! 4. *Nothing that durable state can reach is removed.* A pack is given up in the journal ([`Queue::retire`]) before its
+//!    file goes, and the queue refuses references into it from then on.
+//!
+//! # A whole program
+//!
+//! ```
+//! use std::sync::Arc;
+//! use straw::queue::{BatchId, Completion, LeaseTerms, NewTask, Op, TaskId};
+//! use straw::{Journal, Queue, RealFs, Record, Store, Tensor};
+//!
+//! fn run() -> Result<(), Box<dyn std::error::Error>> {
+//!     let folder = tempfile::tempdir()?;
+//!     let fs: Arc<RealFs> = RealFs::new();
+//!     let store = Store::open(fs.clone(), folder.path().join("packs"))?;
+//!
+//!     // The owner claims the journal and rebuilds its queue: a snapshot, then the operations behind it.
+//!     let (journal, found) = Journal::claim(fs.clone(), folder.path().join("journal"), "conductor-0")?;
+//!     let mut queue: Queue = match &found.snapshot {
+//!         Some(bytes) => postcard::from_bytes(bytes)?,
+//!         None => Queue::new(),
+//!     };
+//!     for record in found.txns.iter().flatten() {
+//!         queue.apply(&postcard::from_bytes::<Op>(record)?)?;
+//!     }
+//!     queue.begin_epoch(found.epoch);
+//!
+//!     // Journal first, then apply.
+//!     let commit = |queue: &mut Queue, op: Op| -> Result<(), Box<dyn std::error::Error>> {
+//!         journal.append(&[postcard::to_stdvec(&op)?])?;
+//!         Ok(queue.apply(&op)?)
+//!     };
+//!     let row = NewTask { id: TaskId(0), input: b"row 17".to_vec(), attempts_max: 3 };
+//!     let op = queue.submit(vec![row])?;
+//!     commit(&mut queue, op)?;
+//!
+//!     // A worker leases the task, publishes its result, and completes it by reference.
+//!     let lease = queue.acquire("worker-0", 1, 0, LeaseTerms::default()).remove(0);
+//!     let tokens = Tensor::from_vec(&[2, 3], vec![1i32, 2, 3, 4, 5, 6])?;
+//!     let writer = store.writer("worker-0")?;
+//!     let refs = writer.publish("group-0", &[Record::new("{}").with("tokens", tokens)])?;
+//!     if let Completion::Accept(op) = queue.complete(lease.task, lease.attempt, "group-0", &refs)? {
+//!         commit(&mut queue, op)?;
+//!     }
+//!
+//!     // The group becomes a batch; a trainer reads the rows it needs.
+//!     let positions: Vec<_> = queue.unbatched().map(|(position, _)| position).collect();
+//!     let op = queue.plan_batch(BatchId(0), &positions)?;
+//!     commit(&mut queue, op)?;
+//!     let rows = store.read_rows(&refs[0], "tokens", 1..2)?;
+//!     assert_eq!(rows.to_vec::<i32>()?, [4, 5, 6]);
+//!
+//!     // A snapshot makes the next start short.
+//!     journal.snapshot(journal.last(), &postcard::to_stdvec(&queue)?)?;
+//!     writer.seal();
+//!     Ok(())
+//! }
+//! # run().unwrap();
+//! ```
+#![forbid(unsafe_code)]
+#![deny(missing_docs, clippy::indexing_slicing)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
+
+mod blob;
+mod dtype;
+mod durability;
+mod error;
+mod extent;
+mod frame;
+pub mod fs;
+mod head;
+pub mod journal;
+pub mod limits;
+mod pack;
+pub mod queue;
+mod real_fs;
+mod record;
+mod reference;
+mod scan;
+mod store;
+mod tensor;
+mod writer;
+
+pub use dtype::{DType, Element};
+pub use durability::Durability;
+pub use error::{Error, Result};
+pub use fs::Fs;
+pub use head::BLOCK_BYTES;
+pub use journal::{Journal, Lsn, Recovered, Txn};
+pub use queue::Queue;
+pub use real_fs::RealFs;
+pub use record::{NamedTensor, Record};
+pub use reference::Ref;
+pub use store::{Options, Store, TensorInfo};
+pub use tensor::Tensor;
+pub use writer::Writer;

@@ -1,0 +1,64 @@
+//! What straw needs of a file system, as a trait, so that a simulated one can stand in for it.
+//!
+//! The contract is the weakest that POSIX file systems and shared mounts keep:
+//! * bytes written are durable only after [`File::sync_data`] returned;
+//! * a name that was created, renamed or removed is so durably only after [`Dir::sync`] returned;
+//! * [`Dir::create_new`] is atomic among all hosts: of two callers one fails with `AlreadyExists`.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A file system.
+pub trait Fs: fmt::Debug + Send + Sync {
+    /// Opens a folder. Fails with `NotFound` when it does not exist.
+    fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>>;
+    /// Creates a folder and its parents where they are missing, durably, and opens it.
+    fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>>;
+    /// A number that no other caller on any host gets, for names that must never be used twice.
+    fn unique(&self) -> u64;
+}
+
+/// One entry of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The file's name.
+    pub name: String,
+    /// Its length, bytes.
+    pub len: u64,
+}
+
+/// An open folder. Names are single path components.
+pub trait Dir: fmt::Debug + Send + Sync {
+    /// Creates a file for reading and writing; fails with `AlreadyExists` when the name is taken.
+    fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading (and syncing).
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// True when the name exists now, asked of the file system and not of a cache of ours.
+    fn exists(&self, name: &str) -> io::Result<bool>;
+    /// Renames a file, replacing the target.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file's name.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// All files, in order of name. An error means that nothing is known: never a part of the list.
+    fn list(&self) -> io::Result<Vec<Entry>>;
+    /// Makes all creations, renames and removals so far durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// An open file.
+pub trait File: fmt::Debug + Send + Sync {
+    /// Writes all of `bufs`, one after the other, from `offset` on. On an error any part may have been written.
+    fn write_at(&self, offset: u64, bufs: &mut [IoSlice<'_>]) -> io::Result<()>;
+    /// Reads `len` bytes from `offset`; fewer only where the file ends.
+    fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>>;
+    /// The length, bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// True when the file has no bytes.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Makes all writes so far, and the length, durable.
+    fn sync_data(&self) -> io::Result<()>;
+}

@@ -1,0 +1,89 @@
+//! Claiming a journal: the epoch fence, then recovery.
+
+use std::io::IoSlice;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::names::{Name, SegmentId};
+use super::recovery::{self, History, read_history};
+use super::segment::{Seal, Segment};
+use super::writer::{Journal, fence};
+use super::{Lsn, Options, Txn};
+use crate::fs::{Dir, Fs};
+use crate::limits::{OWNER_BYTES_MAX, name as check_name};
+use crate::{Error, Result};
+
+/// What a claim found.
+#[derive(Debug)]
+pub struct Recovered {
+    /// The epoch of the new owner; higher than any before.
+    pub epoch: u64,
+    /// The newest snapshot.
+    pub snapshot: Option<Vec<u8>>,
+    /// Transactions after the snapshot, in order. Everything that was acknowledged is here; the last ones may be
+    /// transactions whose acknowledgement was lost.
+    pub txns: Vec<Txn>,
+    /// Number of the last transaction, 0 if there was none.
+    pub last: Lsn,
+    /// Bytes of torn, never acknowledged frames that were cut off.
+    pub torn_bytes: u64,
+}
+
+impl Journal {
+    /// Claims the journal in `dir` (created when missing) for `owner`, under a new epoch, and reads it. Every earlier owner
+    /// is fenced from here on.
+    pub fn claim(fs: Arc<dyn Fs>, dir: impl AsRef<Path>, owner: &str) -> Result<(Journal, Recovered)> {
+        Self::claim_with(fs, dir, owner, Options::default())
+    }
+
+    /// As [`Journal::claim`], with options.
+    pub fn claim_with(
+        fs: Arc<dyn Fs>,
+        dir: impl AsRef<Path>,
+        owner: &str,
+        options: Options,
+    ) -> Result<(Journal, Recovered)> {
+        check_name("owner", owner, OWNER_BYTES_MAX)?;
+        let path = dir.as_ref().display().to_string();
+        let dir = fs.create_dir(dir.as_ref()).map_err(|e| Error::io("create", &path, e))?;
+        let epoch = raise_epoch(&*dir, owner)?;
+        let history = read_history(&*dir)?;
+        make_durable(&*dir, &history)?;
+        let seals = history.chain.last().map(|link| Seal { id: link.id, len: link.len });
+        let first = history.last + 1;
+        let segment = Segment::create(&*dir, SegmentId { epoch, index: 0 }, first, seals)?;
+        fence(&*dir, epoch, &segment.name)?;
+        let snapshot = history.snapshot.map(|(_, state)| state);
+        let recovered =
+            Recovered { epoch, snapshot, txns: history.txns, last: history.last, torn_bytes: history.torn_bytes };
+        let before = history.chain.iter().map(|link| (link.id, link.first)).collect();
+        Ok((Journal::new(dir, epoch, segment, before, options), recovered))
+    }
+}
+
+/// Creates the next epoch's claim exclusively, durable with its name.
+fn raise_epoch(dir: &dyn Dir, owner: &str) -> Result<u64> {
+    loop {
+        let names = recovery::list(dir)?;
+        let epoch = names.iter().map(|n| recovery::epoch_of(*n)).max().unwrap_or(0) + 1;
+        let name = Name::Claim { epoch }.text();
+        let file = match dir.create_new(&name) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(Error::io("create", name, e)),
+        };
+        let written = file.write_at(0, &mut [IoSlice::new(owner.as_bytes())]);
+        written.and_then(|()| file.sync_data()).and_then(|()| dir.sync()).map_err(|e| Error::io("write", name, e))?;
+        return Ok(epoch);
+    }
+}
+
+/// What was read is visible, not yet durable: a predecessor may have died between its write and its sync. It must be durable
+/// before it is sealed, acted upon, or built upon. Older segments were made so by whoever sealed them.
+fn make_durable(dir: &dyn Dir, history: &History) -> Result<()> {
+    let Some(last) = history.chain.last() else { return Ok(()) };
+    let name = Name::Segment(last.id).text();
+    let file = dir.open(&name).map_err(|e| Error::io("open", &name, e))?;
+    file.sync_data().map_err(|e| Error::io("sync", &name, e))?;
+    dir.sync().map_err(|e| Error::io("sync", "the journal", e))
+}

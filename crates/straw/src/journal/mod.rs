@@ -1,0 +1,52 @@
+//! The journal: an ordered log of transactions with one owner at a time.
+//!
+//! # Fence
+//!
+//! A claim creates the file `epoch-N` exclusively: that is the fence. The owner of epoch N acknowledges a transaction only
+//! after it was synced **and** `epoch-(N+1)` did not exist afterwards. A successor reads the predecessor's segment after
+//! its own claim, and the first record of its own segment seals the predecessor's at the length it has read. So whatever
+//! was acknowledged has been read, and whatever a zombie adds beyond the seal is never read by anyone.
+//!
+//! # Files
+//!
+//! | file | what |
+//! |---|---|
+//! | `epoch-N` | claim of epoch N, holds the owner's name |
+//! | `seg-N-K.log` | segment K of epoch N: a header that seals its predecessor, then frames |
+//! | `snap-L-N.snap` | state after transaction L, written by epoch N |
+//!
+//! A frame is one group commit: a header of 20 bytes and the transactions that were waiting. Since a frame is synced before
+//! the next is written, a frame that is damaged although a good one follows is corruption ([`crate::Error::Corrupt`]); a
+//! damaged frame with nothing good behind it is a torn tail and is dropped. Zeros at the end are a torn tail too.
+
+mod claim;
+mod frames;
+mod names;
+mod recovery;
+mod segment;
+mod snapshot;
+mod writer;
+
+pub use claim::Recovered;
+pub use writer::Journal;
+
+pub(crate) use recovery::{History, read_history};
+
+/// Sequence number of a transaction: 1 for the first in the journal's life, rising by 1.
+pub type Lsn = u64;
+
+/// One transaction: records in the order they were given.
+pub type Txn = Vec<Vec<u8>>;
+
+/// How a journal writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// A new segment is begun when the current one would pass this length, bytes.
+    pub segment_bytes_target: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { segment_bytes_target: 64 << 20 }
+    }
+}

@@ -1,0 +1,78 @@
+//! A segment's header, and the creation of a segment.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Lsn;
+use super::names::{Name, SegmentId};
+use crate::frame::{self, Salt};
+use crate::fs::{Dir, File};
+use crate::{Error, Result};
+
+const MAGIC: [u8; 4] = *b"SSEG";
+const FORMAT: u32 = 1;
+/// Frames begin here. The header is synced before the first frame is written, so a file longer than this with a bad header
+/// is damaged, and a shorter one was never in use.
+pub(super) const FRAMES_AT: u64 = 128;
+
+/// First record of a segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    format: u32,
+    /// The first transaction that this segment can hold.
+    pub(crate) first: Lsn,
+    /// The segment before this one and the length at which it ends, for good.
+    pub(crate) seals: Option<Seal>,
+}
+
+/// End of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seal {
+    pub(crate) id: SegmentId,
+    pub(crate) len: u64,
+}
+
+/// A segment that frames are appended to.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    pub(super) id: SegmentId,
+    pub(super) name: String,
+    pub(super) first: Lsn,
+    pub(super) file: Arc<dyn File>,
+    pub(super) tail: u64,
+}
+
+impl Segment {
+    /// Creates a segment, durable with its name. On an error no segment is left behind, or the error is
+    /// [`Error::Poisoned`]: a segment that exists seals its predecessor, so nothing may be added to that one any more.
+    pub(super) fn create(dir: &dyn Dir, id: SegmentId, first: Lsn, seals: Option<Seal>) -> Result<Segment> {
+        let name = Name::Segment(id).text();
+        let file = dir.create_new(&name).map_err(|e| Error::io("create", &name, e))?;
+        let header = Header { format: FORMAT, first, seals };
+        let (mut bytes, _) = frame::encode(MAGIC, &Salt { file: &name, offset: 0 }, &header);
+        assert!(bytes.len() as u64 <= FRAMES_AT, "a segment's header fits before its frames");
+        bytes.resize(FRAMES_AT as usize, 0);
+        let written = file.write_at(0, &mut [IoSlice::new(&bytes)]);
+        match written.and_then(|()| file.sync_data()).and_then(|()| dir.sync()) {
+            Ok(()) => Ok(Segment { id, name, first, file, tail: FRAMES_AT }),
+            Err(e) => match dir.remove(&name).and_then(|()| dir.sync()) {
+                Ok(()) => Err(Error::io("create", name, e)),
+                Err(_) => Err(Error::Poisoned { path: name }),
+            },
+        }
+    }
+}
+
+/// Reads a segment's header; `None` when the segment was never in use.
+pub(crate) fn read_header(name: &str, file: &dyn File) -> Result<Option<Header>> {
+    let io = |e| Error::io("read", name, e);
+    let bytes = file.read_at(0, FRAMES_AT as usize).map_err(io)?;
+    match frame::decode::<Header>(MAGIC, &Salt { file: name, offset: 0 }, &bytes) {
+        Ok(frame) if frame.body.format == FORMAT => Ok(Some(frame.body)),
+        Ok(frame) => Err(Error::corrupt(name, 0, format!("format {} is not {FORMAT}", frame.body.format))),
+        Err(_) if file.len().map_err(io)? <= FRAMES_AT => Ok(None),
+        Err(bad) => Err(Error::corrupt(name, 0, format!("segment header: {}", bad.text()))),
+    }
+}

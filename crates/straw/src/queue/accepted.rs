@@ -1,0 +1,249 @@
+//! Acceptance: a result becomes durable exactly once.
+
+use serde::{Deserialize, Serialize};
+
+use super::refused::at_most;
+use super::{AttemptId, BatchId, Op, Queue, Refused, TaskId};
+use crate::Ref;
+use crate::limits::{REASON_BYTES_MAX, REFS_MAX, SUBMISSION_BYTES_MAX};
+
+/// Place in the log of accepted groups: dense from 0, in order of acceptance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Position(pub u64);
+
+/// An accepted group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// The task it finished.
+    pub task: TaskId,
+    /// What it was submitted with.
+    #[serde(with = "crate::blob")]
+    pub input: Vec<u8>,
+    /// Id of the submission that was accepted.
+    pub submission: String,
+    /// The result.
+    pub result: Vec<Ref>,
+    /// The batch it is in.
+    pub batch: Option<BatchId>,
+}
+
+/// Why a task ended without being trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum DropCause {
+    /// Its attempts failed.
+    Failed,
+    /// Its leases ran out.
+    Lapsed,
+    /// A filter rejected it.
+    Filtered,
+    /// Its weights are too old.
+    Stale,
+    /// It is not wanted any more.
+    Cancelled,
+}
+
+/// A dropped task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drop {
+    /// The task.
+    pub task: TaskId,
+    /// Why, as a class.
+    pub cause: DropCause,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// Answer to a completion.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Completion {
+    /// Journal this, apply it, then acknowledge.
+    Accept(Op),
+    /// The same submission was accepted before: acknowledge again.
+    Already(Position),
+    /// The task is over and its history is gone: acknowledge; the result is not needed.
+    Settled,
+}
+
+impl Queue {
+    /// A holder finished its task. Idempotent: the same submission is acknowledged again, for as long as anyone may ask.
+    pub fn complete(
+        &self,
+        task: TaskId,
+        attempt: AttemptId,
+        submission: &str,
+        result: &[Ref],
+    ) -> Result<Completion, Refused> {
+        if let Some(known) = self.known(task, submission)? {
+            return Ok(known);
+        }
+        self.holds(task, attempt)?;
+        self.accept(task, Some(attempt), submission, result)
+    }
+
+    /// Someone has a finished result of a task that it does not hold (any more): the coordinator restarted, its lease
+    /// lapsed, or an acknowledgement was lost. The first result wins, and a present holder loses its lease.
+    pub fn offer(&self, task: TaskId, submission: &str, result: &[Ref]) -> Result<Completion, Refused> {
+        match self.known(task, submission)? {
+            Some(known) => Ok(known),
+            None => self.accept(task, None, submission, result),
+        }
+    }
+
+    /// The answer to a submission that was decided before.
+    fn known(&self, task: TaskId, submission: &str) -> Result<Option<Completion>, Refused> {
+        if let Some((position, accepted)) = self.submission(submission) {
+            let submission = submission.to_owned();
+            let same = accepted.task == task;
+            return if same {
+                Ok(Some(Completion::Already(position)))
+            } else {
+                Err(Refused::SubmissionTaken { submission, task: accepted.task })
+            };
+        }
+        if self.is_settled(task) {
+            return Ok(Some(Completion::Settled));
+        }
+        match self.accepted_of(task) {
+            Some((_, other)) => Err(Refused::AcceptedOtherwise { task, winner: other.submission.clone() }),
+            None => Ok(None),
+        }
+    }
+
+    fn accept(
+        &self,
+        task: TaskId,
+        attempt: Option<AttemptId>,
+        submission: &str,
+        result: &[Ref],
+    ) -> Result<Completion, Refused> {
+        let op = Op::Complete { task, submission: submission.to_owned(), result: result.to_vec(), attempt };
+        self.check(&op)?;
+        Ok(Completion::Accept(op))
+    }
+
+    /// Drops accepted groups that are in no batch.
+    pub fn drop_accepted(&self, positions: &[Position], cause: DropCause, reason: &str) -> Result<Op, Refused> {
+        let op = Op::DropAccepted { positions: positions.to_vec(), cause, reason: cut(reason) };
+        self.check(&op)?;
+        Ok(op)
+    }
+
+    /// Drops an unfinished task, whether held or not.
+    pub fn cancel(&self, task: TaskId, cause: DropCause, reason: &str) -> Result<Op, Refused> {
+        let op = Op::Cancel { task, cause, reason: cut(reason) };
+        self.check(&op)?;
+        Ok(op)
+    }
+
+    /// Accepted groups that are not released, by position.
+    pub fn accepted(&self) -> impl Iterator<Item = (Position, &Accepted)> {
+        self.durable.accepted.iter().map(|(p, a)| (*p, a))
+    }
+
+    /// Accepted groups that are in no batch yet, by position.
+    pub fn unbatched(&self) -> impl Iterator<Item = (Position, &Accepted)> {
+        self.accepted().filter(|(_, a)| a.batch.is_none())
+    }
+
+    /// The group at a position.
+    pub fn accepted_at(&self, position: Position) -> Option<&Accepted> {
+        self.durable.accepted.get(&position)
+    }
+
+    /// The accepted result of a task, until it is released.
+    pub fn accepted_of(&self, task: TaskId) -> Option<(Position, &Accepted)> {
+        self.durable.positions.get(&task).and_then(|p| self.durable.accepted.get(p).map(|a| (*p, a)))
+    }
+
+    /// The accepted group of a submission, until it is released.
+    pub fn submission(&self, submission: &str) -> Option<(Position, &Accepted)> {
+        self.durable.submissions.get(submission).and_then(|p| self.durable.accepted.get(p).map(|a| (*p, a)))
+    }
+
+    /// What was dropped since the last release, oldest first.
+    pub fn dropped(&self) -> &[Drop] {
+        &self.durable.dropped
+    }
+
+    /// How many tasks of the run were dropped for `cause`.
+    pub fn dropped_total(&self, cause: DropCause) -> u64 {
+        self.durable.dropped_total.get(&cause).copied().unwrap_or(0)
+    }
+
+    pub(super) fn check_complete(&self, task: TaskId, submission: &str, result: &[Ref]) -> Result<(), Refused> {
+        at_most("bytes of a submission id", submission.len(), SUBMISSION_BYTES_MAX)?;
+        if submission.is_empty() {
+            return Err(Refused::Invalid("a submission id must not be empty"));
+        }
+        at_most("references of a result", result.len(), REFS_MAX)?;
+        self.check_refs(result)?;
+        if let Some((_, other)) = self.submission(submission) {
+            return Err(Refused::SubmissionTaken { submission: submission.to_owned(), task: other.task });
+        }
+        if let Some((_, other)) = self.accepted_of(task) {
+            return Err(Refused::AcceptedOtherwise { task, winner: other.submission.clone() });
+        }
+        self.task(task).map(drop).ok_or(Refused::UnknownTask(task))
+    }
+
+    pub(super) fn check_drop(&self, positions: &[Position]) -> Result<(), Refused> {
+        for (i, position) in positions.iter().enumerate() {
+            let group = self.accepted_at(*position).ok_or(Refused::UnknownPosition(*position))?;
+            if let Some(batch) = group.batch {
+                return Err(Refused::Batched { position: *position, batch });
+            }
+            if positions.iter().take(i).any(|p| p == position) {
+                return Err(Refused::Invalid("a position is named twice"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply_complete(&mut self, task: TaskId, submission: &str, result: &[Ref]) {
+        let Some(done) = self.take_task(task) else { unreachable!("checked: the task is unfinished") };
+        let position = self.durable.next_position;
+        self.durable.next_position.0 += 1;
+        let submission = submission.to_owned();
+        self.durable.submissions.insert(submission.clone(), position);
+        self.durable.positions.insert(task, position);
+        let accepted = Accepted { task, input: done.input, submission, result: result.to_vec(), batch: None };
+        let before = self.durable.accepted.insert(position, accepted);
+        assert!(before.is_none(), "a position is used once");
+    }
+
+    pub(super) fn apply_drop(&mut self, positions: &[Position], cause: DropCause, reason: &str) {
+        for position in positions {
+            let Some(group) = self.take_accepted(*position) else { unreachable!("checked: the group is there") };
+            self.note_drop(group.task, cause, reason);
+        }
+    }
+
+    /// Removes an accepted group and what leads to it.
+    pub(super) fn take_accepted(&mut self, position: Position) -> Option<Accepted> {
+        let group = self.durable.accepted.remove(&position)?;
+        self.durable.submissions.remove(&group.submission);
+        self.durable.positions.remove(&group.task);
+        Some(group)
+    }
+
+    pub(super) fn note_drop(&mut self, task: TaskId, cause: DropCause, reason: &str) {
+        self.settle(task);
+        *self.durable.dropped_total.entry(cause).or_default() += 1;
+        self.durable.dropped.push(Drop { task, cause, reason: reason.to_owned() });
+    }
+
+    pub(super) fn settle(&mut self, task: TaskId) {
+        let new = self.durable.settled.insert(task.0);
+        assert!(new, "a task ends once");
+    }
+}
+
+/// A reason of bounded length.
+pub(super) fn cut(reason: &str) -> String {
+    let mut end = reason.len().min(REASON_BYTES_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.get(..end).unwrap_or_default().to_owned()
+}

@@ -1,0 +1,110 @@
+//! Checking and applying ops.
+
+use std::collections::BTreeSet;
+
+use super::refused::at_most;
+use super::{BatchId, Class, NewTask, Op, Queue, Refused, Task};
+use crate::limits::{TASK_INPUT_BYTES_MAX, TASKS_MAX};
+
+impl Queue {
+    /// Adds tasks at the end of the line, in the order given.
+    pub fn submit(&self, tasks: Vec<NewTask>) -> Result<Op, Refused> {
+        let op = Op::Submit { tasks };
+        self.check(&op)?;
+        Ok(op)
+    }
+
+    /// Applies a durable change. Refuses one that does not follow from this state, and then changes nothing: in a replay
+    /// that means the journal is of another queue.
+    pub fn apply(&mut self, op: &Op) -> Result<(), Refused> {
+        self.check(op)?;
+        match op {
+            Op::Submit { tasks } => self.apply_submit(tasks),
+            Op::Complete { task, submission, result, .. } => self.apply_complete(*task, submission, result),
+            Op::Yield { task, class, key, parts, .. } => self.apply_yield(*task, *class, *key, parts),
+            Op::Fail { task, cause, reason, drop, .. } => self.apply_fail(*task, *cause, reason, *drop),
+            Op::Cancel { task, cause, reason } => {
+                self.take_task(*task);
+                self.note_drop(*task, *cause, reason);
+            }
+            Op::DropAccepted { positions, cause, reason } => self.apply_drop(positions, *cause, reason),
+            Op::PlanBatch { batch, positions } => self.apply_plan(*batch, positions),
+            Op::BatchReady { batch, payload } => self.apply_ready(*batch, payload),
+            Op::Consume { batch } => self.durable.consumed = BatchId(batch.0 + 1),
+            Op::Rewind { to } => self.durable.consumed = *to,
+            Op::Release { below } => self.apply_release(*below),
+            Op::Retain { owner, refs } => {
+                self.durable.owners.insert(owner.clone(), refs.clone());
+            }
+            Op::ReleaseOwner { owner } => {
+                self.durable.owners.remove(owner);
+            }
+            Op::Retire { packs } => self.durable.retired.extend(packs.iter().cloned()),
+        }
+        self.assert_invariants();
+        Ok(())
+    }
+
+    /// Validates an op against the durable state alone, as a replay can.
+    pub(super) fn check(&self, op: &Op) -> Result<(), Refused> {
+        match op {
+            Op::Submit { tasks } => self.check_submit(tasks),
+            Op::Complete { task, submission, result, .. } => self.check_complete(*task, submission, result),
+            Op::Yield { task, parts, .. } => self.check_yield(*task, parts),
+            Op::Fail { task, .. } | Op::Cancel { task, .. } => {
+                self.task(*task).map(drop).ok_or(Refused::UnknownTask(*task))
+            }
+            Op::DropAccepted { positions, .. } => self.check_drop(positions),
+            Op::PlanBatch { batch, positions } => self.check_plan(*batch, positions),
+            Op::BatchReady { batch, payload } => self.check_ready(*batch, payload),
+            Op::Consume { batch } => self.check_consume(*batch),
+            Op::Rewind { to } => self.check_rewind(*to),
+            Op::Release { below } => self.check_release(*below),
+            Op::Retain { owner, refs } => self.check_retain(owner, refs),
+            Op::ReleaseOwner { .. } => Ok(()),
+            Op::Retire { packs } => self.check_retire(packs),
+        }
+    }
+
+    fn check_submit(&self, tasks: &[NewTask]) -> Result<(), Refused> {
+        at_most("tasks of the queue", self.tasks_len() + tasks.len(), TASKS_MAX)?;
+        let mut new = BTreeSet::new();
+        for task in tasks {
+            at_most("bytes of a task's input", task.input.len(), TASK_INPUT_BYTES_MAX)?;
+            if task.attempts_max == 0 {
+                return Err(Refused::Invalid("a task needs at least one attempt"));
+            }
+            let known = self.task(task.id).is_some() || self.accepted_of(task.id).is_some() || self.is_settled(task.id);
+            if known || !new.insert(task.id) {
+                return Err(Refused::TaskExists(task.id));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_submit(&mut self, tasks: &[NewTask]) {
+        for new in tasks {
+            let task = Task {
+                id: new.id,
+                input: new.input.clone(),
+                class: Class::Fresh,
+                key: None,
+                parts: Vec::new(),
+                attempts: 0,
+                attempts_max: new.attempts_max,
+                turn: self.next_turn(),
+            };
+            self.order.insert(task.rank(), task.id);
+            self.durable.tasks.insert(task.id, task);
+        }
+    }
+
+    /// Cheap ones only: this runs after every op.
+    fn assert_invariants(&self) {
+        let d = &self.durable;
+        assert!(d.released <= d.consumed && d.consumed <= d.next_batch, "released <= consumed <= planned");
+        assert_eq!(d.accepted.len(), d.submissions.len(), "one submission for each accepted group");
+        assert_eq!(d.accepted.len(), d.positions.len(), "one task for each accepted group");
+        assert_eq!(d.tasks.len(), self.order.len() + self.leases().len(), "a task is pending or leased");
+    }
+}

@@ -1,0 +1,66 @@
+//! Owners of references outside tasks and batches, and packs that nothing owns.
+
+use std::collections::BTreeSet;
+
+use super::refused::at_most;
+use super::{Op, Queue, Refused};
+use crate::Ref;
+use crate::limits::{OWNER_BYTES_MAX, REFS_MAX};
+
+impl Queue {
+    /// `owner` (a commit, an archive) holds exactly `refs` from now on.
+    pub fn retain(&self, owner: &str, refs: &[Ref]) -> Result<Op, Refused> {
+        let op = Op::Retain { owner: owner.to_owned(), refs: refs.to_vec() };
+        self.check(&op)?;
+        Ok(op)
+    }
+
+    /// `owner` lets go. `None` when it held nothing.
+    pub fn release_owner(&self, owner: &str) -> Option<Op> {
+        self.durable.owners.contains_key(owner).then(|| Op::ReleaseOwner { owner: owner.to_owned() })
+    }
+
+    /// What an owner holds.
+    pub fn owner(&self, owner: &str) -> Option<&[Ref]> {
+        self.durable.owners.get(owner).map(Vec::as_slice)
+    }
+
+    /// Owners and what they hold.
+    pub fn owners(&self) -> impl Iterator<Item = (&str, &[Ref])> {
+        self.durable.owners.iter().map(|(name, refs)| (name.as_str(), refs.as_slice()))
+    }
+
+    /// Gives packs up to the collector: from then on the queue refuses references into them, so they can be removed at any
+    /// time, even by an owner that has been superseded since. Journal this before removing a pack.
+    pub fn retire(&self, packs: &[String]) -> Result<Op, Refused> {
+        let op = Op::Retire { packs: packs.to_vec() };
+        self.check(&op)?;
+        Ok(op)
+    }
+
+    /// Packs that were given up.
+    pub fn retired(&self) -> &BTreeSet<String> {
+        &self.durable.retired
+    }
+
+    pub(super) fn check_refs(&self, refs: &[Ref]) -> Result<(), Refused> {
+        match refs.iter().find(|r| self.durable.retired.contains(&r.pack)) {
+            Some(r) => Err(Refused::PackRetired(r.pack.clone())),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check_retain(&self, owner: &str, refs: &[Ref]) -> Result<(), Refused> {
+        at_most("bytes of an owner's name", owner.len(), OWNER_BYTES_MAX)?;
+        at_most("references of an owner", refs.len(), REFS_MAX)?;
+        self.check_refs(refs)
+    }
+
+    pub(super) fn check_retire(&self, packs: &[String]) -> Result<(), Refused> {
+        let live = self.live_packs();
+        match packs.iter().find(|pack| live.contains(*pack)) {
+            Some(pack) => Err(Refused::PackLive(pack.clone())),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The file system of the operating system, by descriptors: folders stay open, names are resolved below them.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::fs::{Dir, Entry, File, Fs};
+
+/// Most slices one `pwritev` takes (`IOV_MAX` on Linux).
+const IOV_MAX: usize = 1024;
+
+/// The operating system's file system.
+#[derive(Debug, Default)]
+pub struct RealFs {
+    count: AtomicU64,
+}
+
+impl RealFs {
+    /// A handle, ready to be shared.
+    pub fn new() -> Arc<Self> {
+        Arc::new(RealFs::default())
+    }
+}
+
+impl Fs for RealFs {
+    fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Arc::new(RealDir { fd }))
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
+        create_dir_durably(path)?;
+        self.open_dir(path)
+    }
+
+    fn unique(&self) -> u64 {
+        // RandomState is keyed by the system's randomness; time, process and count guard against a poor source.
+        let mut hasher = RandomState::new().build_hasher();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        hasher.write_i64(now.tv_sec);
+        hasher.write_i64(now.tv_nsec);
+        hasher.write_u32(std::process::id());
+        hasher.write_u64(self.count.fetch_add(1, Ordering::Relaxed));
+        hasher.finish()
+    }
+}
+
+/// Creates missing folders from the top down and syncs each parent in which a name appeared.
+fn create_dir_durably(path: &Path) -> io::Result<()> {
+    if path.as_os_str().is_empty() || path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().unwrap_or(Path::new("."));
+    create_dir_durably(parent)?;
+    match std::fs::create_dir(path) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(e),
+    }
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(parent, flags, Mode::empty())?;
+    Ok(rustix::fs::fsync(&fd)?)
+}
+
+#[derive(Debug)]
+struct RealDir {
+    fd: OwnedFd,
+}
+
+impl RealDir {
+    fn open_with(&self, name: &str, flags: OFlags) -> io::Result<Arc<dyn File>> {
+        assert!(!name.contains('/') && name != ".." && name != ".", "not one path component: {name}");
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o644))?;
+        Ok(Arc::new(RealFile { fd }))
+    }
+}
+
+impl Dir for RealDir {
+    fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.open_with(name, OFlags::RDONLY)
+    }
+
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.fd, from, &self.fd, to)?)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())?)
+    }
+
+    fn list(&self) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let stat = match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT) => continue, // removed since the folder was read
+                Err(e) => return Err(e.into()),
+            };
+            if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
+                entries.push(Entry { name: name.to_owned(), len: u64::try_from(stat.st_size).unwrap_or(0) });
+            }
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.fd)?)
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    fd: OwnedFd,
+}
+
+impl File for RealFile {
+    fn write_at(&self, mut offset: u64, mut bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
+        IoSlice::advance_slices(&mut bufs, 0); // drops empty slices at the front
+        while !bufs.is_empty() {
+            let (now, _) = bufs.split_at(bufs.len().min(IOV_MAX));
+            let n = rustix::io::retry_on_intr(|| rustix::io::pwritev(&self.fd, now, offset))?;
+            if n == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            offset += n as u64;
+            IoSlice::advance_slices(&mut bufs, n);
+        }
+        Ok(())
+    }
+
+    fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(len);
+        while out.len() < len {
+            let at = offset + out.len() as u64;
+            let n = match rustix::io::pread(&self.fd, rustix::buffer::spare_capacity(&mut out), at) {
+                Ok(n) => n,
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            };
+            if n == 0 {
+                break;
+            }
+        }
+        out.truncate(len);
+        Ok(out)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(u64::try_from(rustix::fs::fstat(&self.fd)?.st_size).unwrap_or(0))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
+    }
+}

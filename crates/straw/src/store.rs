@@ -1,0 +1,290 @@
+//! The store: a folder of packs, and reads by reference.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::dtype::DType;
+use crate::durability::Durability;
+use crate::frame::Bad;
+use crate::fs::{Dir, File, Fs};
+use crate::head::{Head, usize_range};
+use crate::limits::{OWNER_BYTES_MAX, RECORD_BYTES_MAX, at_most, name as check_name};
+use crate::pack::{self, file_name};
+use crate::record::Record;
+use crate::scan;
+use crate::tensor::Tensor;
+use crate::writer::Writer;
+use crate::{Error, Ref, Result};
+
+/// Open files and decoded heads kept for the next read.
+const FILES_KEPT: usize = 256;
+const HEADS_KEPT: usize = 4096;
+
+/// How a store writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What a published record survives.
+    pub durability: Durability,
+    /// A writer goes on to a new pack before its pack would pass this length, bytes. One publish is never split, so a
+    /// larger one makes a larger pack.
+    pub pack_bytes_target: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        // 256 MiB: a pack is freed whole, so smaller ones are freed sooner; still few names for a day's run.
+        Options { durability: Durability::Machine, pack_bytes_target: 256 << 20 }
+    }
+}
+
+/// A folder of packs. Cloning shares the open files.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) dir: Arc<dyn Dir>,
+    pub(crate) path: PathBuf,
+    pub(crate) options: Options,
+    cache: Mutex<Cache>,
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    files: HashMap<String, (Arc<dyn File>, u64)>,
+    heads: HashMap<Ref, Arc<Head>>,
+    tick: u64,
+}
+
+/// A tensor of a record, without its bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// The tensor's name.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+impl Store {
+    /// Opens the store in the folder `root`, which is created when missing.
+    pub fn open(fs: Arc<dyn Fs>, root: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(fs, root, Options::default())
+    }
+
+    /// Opens the store with other options than the default ones.
+    pub fn open_with(fs: Arc<dyn Fs>, root: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let path = root.as_ref().to_path_buf();
+        let dir = fs.create_dir(&path).map_err(|e| Error::io("create", path.display().to_string(), e))?;
+        Ok(Store { inner: Arc::new(Inner { fs, dir, path, options, cache: Mutex::default() }) })
+    }
+
+    /// A writer with packs of its own. `owner` (`[a-z0-9._-]`) names who writes, a pod's name for instance; any number of
+    /// writers may have the same owner, since each pack's name is unique.
+    pub fn writer(&self, owner: &str) -> Result<Writer> {
+        check_name("owner", owner, OWNER_BYTES_MAX)?;
+        Ok(Writer::new(self.clone(), owner))
+    }
+
+    /// Reads a record: one `pread`, every byte checked once. Tensors share the buffer that was read.
+    pub fn read(&self, reference: &Ref) -> Result<Record> {
+        let (head, bytes) = self.read_checked(reference, reference.len)?;
+        self.keep_head(reference, &head);
+        head.open(reference, Arc::new(bytes))
+    }
+
+    /// Reads the rows `rows` (along the first dimension) of one tensor of a record, and checks the blocks they lie in.
+    /// The result has the shape `[rows.len(), ...]`. The first read of a record also reads its head.
+    pub fn read_rows(&self, reference: &Ref, name: &str, rows: Range<u64>) -> Result<Tensor> {
+        let head = self.head(reference)?;
+        let (dtype, shape, part) = head.tensor(reference.head, name)?;
+        let mut shape = shape.to_vec();
+        let count = shape.first().copied().unwrap_or(0);
+        if rows.start > rows.end || rows.end > count {
+            let what = format!("rows {rows:?} are outside its {count} rows");
+            return Err(Error::Tensor { name: name.to_owned(), what });
+        }
+        let row_bytes = (part.range.end - part.range.start).checked_div(count).unwrap_or(0);
+        let wanted = rows.start * row_bytes..rows.end * row_bytes;
+        let blocks = part.blocks_around(&wanted);
+        let at = part.range.start + blocks.start;
+        let bytes = self.read_exact(reference, at, blocks.end.saturating_sub(blocks.start))?;
+        part.verify(reference, at, &bytes)?;
+        if let Some(first) = shape.first_mut() {
+            *first = rows.end - rows.start;
+        }
+        let inside = usize_range(&(wanted.start - blocks.start..wanted.end - blocks.start));
+        Tensor::view(dtype, &shape, Arc::new(bytes), inside)
+    }
+
+    /// Reads the meta of a record alone.
+    pub fn read_meta(&self, reference: &Ref) -> Result<Vec<u8>> {
+        let head = self.head(reference)?;
+        let Some(part) = head.meta(reference.head) else { return Ok(Vec::new()) };
+        let bytes = self.read_exact(reference, part.range.start, part.range.end - part.range.start)?;
+        part.verify(reference, part.range.start, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// Names, types and shapes of a record's tensors; reads the head alone.
+    pub fn tensors(&self, reference: &Ref) -> Result<Vec<TensorInfo>> {
+        let head = self.head(reference)?;
+        let info =
+            |(name, dtype, shape): (&str, DType, &[u64])| TensorInfo { name: name.into(), dtype, shape: shape.into() };
+        Ok(head.tensors().map(info).collect())
+    }
+
+    /// Receipts of an owner: for each submission that is whole on disk, its references. A process that died between a
+    /// publish and the use of its result finds it here. What is returned is durable, also when the writer died before its
+    /// own sync.
+    pub fn receipts(&self, owner: &str) -> Result<BTreeMap<String, Vec<Ref>>> {
+        let mut receipts = BTreeMap::new();
+        for entry in self.list()? {
+            let Some(name) = pack::of_file(&entry.name).filter(|n| pack::owner_of(n) == Some(owner)) else { continue };
+            let file = match self.inner.dir.open(&entry.name) {
+                Ok(file) => file,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue, // collected since
+                Err(e) => return Err(Error::io("open", entry.name, e)),
+            };
+            let found = scan::scan(name, &*file, false)?;
+            if !found.sealed {
+                // Visible is not yet durable: the writer may have died between its write and its sync.
+                file.sync_data().map_err(|e| Error::io("sync", &entry.name, e))?;
+            }
+            receipts.extend(found.extents.into_iter().map(|e| (e.submission, e.refs)));
+        }
+        self.inner.dir.sync().map_err(|e| Error::io("sync", self.dir_name(), e))?;
+        Ok(receipts)
+    }
+
+    /// The receipt of one submission; see [`Store::receipts`].
+    pub fn receipt(&self, owner: &str, submission: &str) -> Result<Option<Vec<Ref>>> {
+        Ok(self.receipts(owner)?.remove(submission))
+    }
+
+    pub(crate) fn list(&self) -> Result<Vec<crate::fs::Entry>> {
+        self.inner.dir.list().map_err(|e| Error::io("list", self.dir_name(), e))
+    }
+
+    pub(crate) fn dir_name(&self) -> String {
+        self.inner.path.display().to_string()
+    }
+
+    fn head(&self, reference: &Ref) -> Result<Arc<Head>> {
+        if let Some(head) = self.cache().heads.get(reference) {
+            return Ok(head.clone());
+        }
+        let (head, _) = self.read_checked(reference, u64::from(reference.head))?;
+        Ok(self.keep_head(reference, &head))
+    }
+
+    fn keep_head(&self, reference: &Ref, head: &Arc<Head>) -> Arc<Head> {
+        let mut cache = self.cache();
+        if cache.heads.len() >= HEADS_KEPT {
+            cache.heads.clear(); // rare, and cheaper than to keep an order
+        }
+        cache.heads.insert(reference.clone(), head.clone());
+        head.clone()
+    }
+
+    /// Reads the beginning of a record and checks its head. Bytes that look *not yet visible* (short, or zeros) are read
+    /// once more from a file opened anew; a wrong checksum is corruption at once.
+    fn read_checked(&self, reference: &Ref, len: u64) -> Result<(Arc<Head>, Vec<u8>)> {
+        at_most("bytes of a record", reference.len, RECORD_BYTES_MAX)?;
+        let mut bytes = self.read_exact(reference, 0, len)?;
+        let mut head = Head::decode(reference, &bytes);
+        if matches!(head, Err(Bad::Zero)) {
+            self.forget(&reference.pack);
+            bytes = self.read_exact(reference, 0, len)?;
+            head = Head::decode(reference, &bytes);
+        }
+        match head {
+            Ok(head) => Ok((Arc::new(head), bytes)),
+            Err(Bad::Zero) => Err(self.not_visible(reference)),
+            Err(bad) => Err(Error::corrupt(
+                file_name(&reference.pack),
+                reference.offset,
+                format!("record head: {}", bad.text()),
+            )),
+        }
+    }
+
+    /// Reads `len` bytes at `at` of a record.
+    fn read_exact(&self, reference: &Ref, at: u64, len: u64) -> Result<Vec<u8>> {
+        let count = usize::try_from(len).unwrap_or(usize::MAX);
+        for last in [false, true] {
+            let file = self.file(&reference.pack)?;
+            let bytes = file.read_at(reference.offset + at, count);
+            let bytes = bytes.map_err(|e| Error::io("read", file_name(&reference.pack), e))?;
+            if bytes.len() == count {
+                return Ok(bytes);
+            }
+            self.forget(&reference.pack);
+            if last {
+                break;
+            }
+        }
+        Err(self.not_visible(reference))
+    }
+
+    fn not_visible(&self, reference: &Ref) -> Error {
+        Error::NotVisible { path: file_name(&reference.pack), offset: reference.offset }
+    }
+
+    fn file(&self, name: &str) -> Result<Arc<dyn File>> {
+        {
+            let mut cache = self.cache();
+            cache.tick += 1;
+            let tick = cache.tick;
+            if let Some((file, used)) = cache.files.get_mut(name) {
+                *used = tick;
+                return Ok(file.clone());
+            }
+        }
+        let file = self.open_pack(name)?;
+        let mut cache = self.cache();
+        if cache.files.len() >= FILES_KEPT {
+            let oldest = cache.files.iter().min_by_key(|(_, (_, used))| *used).map(|(name, _)| name.clone());
+            oldest.map(|name| cache.files.remove(&name));
+        }
+        let tick = cache.tick;
+        cache.files.insert(name.to_owned(), (file.clone(), tick));
+        Ok(file)
+    }
+
+    fn open_pack(&self, name: &str) -> Result<Arc<dyn File>> {
+        let missing = || Error::PackMissing { pack: name.to_owned(), dir: self.dir_name() };
+        if pack::owner_of(name).is_none_or(|owner| check_name("owner", owner, OWNER_BYTES_MAX).is_err()) {
+            return Err(missing());
+        }
+        let file_name = file_name(name);
+        match self.inner.dir.open(&file_name) {
+            Ok(file) => return Ok(file),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::io("open", file_name, e)),
+        }
+        // A shared mount may remember that a name was missing until its folder is read again.
+        self.list()?;
+        match self.inner.dir.open(&file_name) {
+            Ok(file) => Ok(file),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(missing()),
+            Err(e) => Err(Error::io("open", file_name, e)),
+        }
+    }
+
+    /// Drops what is cached of a pack.
+    pub(crate) fn forget(&self, name: &str) {
+        let mut cache = self.cache();
+        cache.files.remove(name);
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.inner.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,262 @@
+//! A writer: appends extents to a pack of its own. Concurrent publishes write side by side and share one sync.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::durability::Durability;
+use crate::extent::Encoded;
+use crate::fs::File;
+use crate::limits::RECEIPTS_MAX;
+use crate::pack::{self, Footer, file_name};
+use crate::record::Record;
+use crate::store::Store;
+use crate::{Error, Ref, Result};
+
+/// Publishes records. May be shared by any number of threads.
+#[derive(Debug)]
+pub struct Writer {
+    store: Store,
+    owner: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pack: Option<Arc<OpenPack>>,
+    receipts: HashMap<String, Vec<Ref>>,
+    receipt_order: VecDeque<String>,
+}
+
+impl Writer {
+    pub(crate) fn new(store: Store, owner: &str) -> Self {
+        Writer { store, owner: owner.to_owned(), state: Mutex::default() }
+    }
+
+    /// The owner's name.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Name of the pack being written, if there is one: it must not be taken for an abandoned one.
+    pub fn pack(&self) -> Option<String> {
+        self.state().pack.as_ref().map(|p| p.name.clone())
+    }
+
+    /// Publishes records as one extent: all of them are there after a crash, or none. They are as durable as the store's
+    /// [`crate::Options::durability`] says when this returns, and readable by everyone.
+    ///
+    /// `submission` names the call for a retry: the same id with the same content gives the same references again and
+    /// writes nothing; with other content it is refused ([`Error::SubmissionConflict`]). After an error the call may be
+    /// repeated; what a failed call left in the pack is never referred to.
+    pub fn publish(&self, submission: &str, records: &[Record]) -> Result<Vec<Ref>> {
+        let extent = Encoded::new(submission, records)?;
+        if let Some(refs) = self.state().receipts.get(submission) {
+            let conflict = || Error::SubmissionConflict { submission: submission.to_owned() };
+            return if extent.same_content(refs) { Ok(refs.clone()) } else { Err(conflict()) };
+        }
+        let (pack, offset, full) = self.reserve(extent.len)?;
+        let published = pack.append(offset, submission, extent, self.store.inner.options.durability);
+        if let Some(full) = full {
+            full.seal();
+        }
+        let refs = published?;
+        self.remember(submission, &refs);
+        Ok(refs)
+    }
+
+    /// Seals the current pack, so that it can be collected once nothing refers to it. The next publish begins another.
+    pub fn seal(&self) {
+        let pack = self.state().pack.take();
+        if let Some(pack) = pack {
+            pack.seal();
+        }
+    }
+
+    /// A place of `len` bytes in a pack with room for it; and the pack that was full, to be sealed.
+    fn reserve(&self, len: u64) -> Result<(Arc<OpenPack>, u64, Option<Arc<OpenPack>>)> {
+        let target = self.store.inner.options.pack_bytes_target;
+        let mut state = self.state();
+        if let Some(pack) = &state.pack
+            && let Some(offset) = pack.reserve(len, target)
+        {
+            return Ok((pack.clone(), offset, None));
+        }
+        let pack = Arc::new(OpenPack::create(&self.store, &self.owner)?);
+        let full = state.pack.replace(pack.clone());
+        let offset = pack.reserve(len, u64::MAX).ok_or_else(|| pack.poisoned())?;
+        Ok((pack, offset, full))
+    }
+
+    fn remember(&self, submission: &str, refs: &[Ref]) {
+        let mut state = self.state();
+        if state.receipts.insert(submission.to_owned(), refs.to_vec()).is_none() {
+            state.receipt_order.push_back(submission.to_owned());
+        }
+        if state.receipt_order.len() > RECEIPTS_MAX
+            && let Some(oldest) = state.receipt_order.pop_front()
+        {
+            state.receipts.remove(&oldest);
+        }
+        assert!(state.receipts.len() <= RECEIPTS_MAX, "receipts are bounded");
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A pack being written.
+#[derive(Debug)]
+struct OpenPack {
+    name: String,
+    file: Arc<dyn File>,
+    tail: Mutex<Tail>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Tail {
+    /// Offset of the next extent.
+    next: u64,
+    /// Appends that have a place and have not returned.
+    in_flight: usize,
+    /// Appends whose bytes are written, counted; and how many of them a sync has covered.
+    written: u64,
+    synced: u64,
+    syncing: bool,
+    /// A write or a sync failed: the file's state is unknown and nothing is added to it any more.
+    failed: Option<io::ErrorKind>,
+    footer: Footer,
+}
+
+impl OpenPack {
+    /// Creates the file and makes its name durable. Its header becomes durable with the first extent.
+    fn create(store: &Store, owner: &str) -> Result<Self> {
+        let inner = &store.inner;
+        let name = pack::name(owner, inner.fs.unique());
+        let file_name = file_name(&name);
+        let file = inner.dir.create_new(&file_name).map_err(|e| Error::io("create", &file_name, e))?;
+        let header = pack::encode_header(&name, owner);
+        let written = file.write_at(0, &mut [io::IoSlice::new(&header)]);
+        let made = written.and_then(|()| inner.dir.sync());
+        if let Err(e) = made {
+            // Nothing refers to it. If it cannot be removed either, it is left as an abandoned pack.
+            let _ = inner.dir.remove(&file_name);
+            return Err(Error::io("create", file_name, e));
+        }
+        let tail = Tail { next: header.len() as u64, ..Tail::default() };
+        Ok(OpenPack { name, file, tail: Mutex::new(tail), changed: Condvar::new() })
+    }
+
+    fn reserve(&self, len: u64, target: u64) -> Option<u64> {
+        let mut tail = self.tail();
+        let end = tail.next.checked_add(len)?;
+        let empty = tail.footer.extents.is_empty() && tail.in_flight == 0;
+        if tail.failed.is_some() || (end > target && !empty) {
+            return None;
+        }
+        let offset = tail.next;
+        tail.next = end;
+        tail.in_flight += 1;
+        Some(offset)
+    }
+
+    /// Writes an extent at its place and waits until it is durable.
+    fn append(&self, offset: u64, submission: &str, extent: Encoded<'_>, durability: Durability) -> Result<Vec<Ref>> {
+        let end = offset + extent.len;
+        let written = extent.write(&self.name, offset, |bufs| {
+            self.file.write_at(offset, bufs).map_err(|e| Error::io("write", self.place(offset), e))
+        });
+        let outcome = match written {
+            Ok((refs, header_len)) => self.settle(durability).map(|()| (refs, header_len)),
+            Err(e) => Err(self.write_failed(e, offset, end)),
+        };
+        let mut tail = self.tail();
+        tail.in_flight -= 1;
+        if let Ok((_, header_len)) = outcome {
+            tail.footer.extents.push(pack::Slot { offset, header_len, submission: submission.to_owned() });
+        }
+        drop(tail);
+        self.changed.notify_all();
+        outcome.map(|(refs, _)| refs)
+    }
+
+    /// A full volume leaves the file usable: the bytes lie beyond what anyone refers to. Any other failure does not.
+    fn write_failed(&self, error: Error, offset: u64, end: u64) -> Error {
+        let mut tail = self.tail();
+        match &error {
+            Error::OutOfSpace { .. } if tail.next == end => tail.next = offset,
+            Error::OutOfSpace { .. } => {}
+            Error::Io { source, .. } => tail.failed = Some(source.kind()),
+            _ => tail.failed = Some(io::ErrorKind::Other),
+        }
+        error
+    }
+
+    /// Group commit: whoever finds no sync under way makes one for all that are written; the others wait for it.
+    fn settle(&self, durability: Durability) -> Result<()> {
+        let mut tail = self.tail();
+        tail.written += 1;
+        let ticket = tail.written;
+        if durability == Durability::Process {
+            return Ok(());
+        }
+        while tail.synced < ticket {
+            if let Some(kind) = tail.failed {
+                return Err(Error::io("sync", file_name(&self.name), kind.into()));
+            }
+            if tail.syncing {
+                tail = self.changed.wait(tail).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                tail = self.sync(tail);
+            }
+        }
+        Ok(())
+    }
+
+    fn sync<'a>(&'a self, mut tail: MutexGuard<'a, Tail>) -> MutexGuard<'a, Tail> {
+        let covers = tail.written;
+        tail.syncing = true;
+        drop(tail);
+        let synced = self.file.sync_data();
+        let mut tail = self.tail();
+        tail.syncing = false;
+        match synced {
+            Ok(()) => tail.synced = tail.synced.max(covers),
+            Err(e) => tail.failed = Some(e.kind()), // the kernel may have dropped the pages: never sync this file again
+        }
+        self.changed.notify_all();
+        tail
+    }
+
+    /// Writes the footer once no append is under way. A pack that cannot be sealed stays as if its writer had died.
+    fn seal(&self) {
+        let mut tail = self.tail();
+        while tail.in_flight > 0 {
+            tail = self.changed.wait(tail).unwrap_or_else(PoisonError::into_inner);
+        }
+        if tail.failed.is_some() {
+            return;
+        }
+        tail.failed = Some(io::ErrorKind::Other); // closed to appends
+        tail.footer.extents.sort_by_key(|slot| slot.offset);
+        let footer = pack::encode_footer(&self.name, tail.next, &tail.footer);
+        let written = self.file.write_at(tail.next, &mut [io::IoSlice::new(&footer)]);
+        if let Err(e) = written.and_then(|()| self.file.sync_data()) {
+            tracing::warn!(pack = self.name, "cannot seal the pack, it stays open: {e}");
+        }
+    }
+
+    fn poisoned(&self) -> Error {
+        Error::Poisoned { path: file_name(&self.name) }
+    }
+
+    fn place(&self, offset: u64) -> String {
+        format!("{} at {offset}", file_name(&self.name))
+    }
+
+    fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,157 @@
+//! The store on the real file system.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use straw::{Error, Options, RealFs, Record, Ref, Store, Tensor};
+
+fn store(dir: &std::path::Path) -> Store {
+    Store::open(RealFs::new(), dir).unwrap()
+}
+
+fn record(seed: u64, rows: u64, cols: u64) -> Record {
+    let values: Vec<i64> = (0..rows * cols).map(|i| (i * 31 + seed) as i64).collect();
+    let scores: Vec<f32> = (0..rows).map(|i| i as f32 + seed as f32).collect();
+    Record::new(format!("{{\"seed\":{seed}}}"))
+        .with("tokens", Tensor::from_vec(&[rows, cols], values).unwrap())
+        .with("scores", Tensor::from_vec(&[rows], scores).unwrap())
+        .with("empty", Tensor::from_vec::<u8>(&[0, 7], vec![]).unwrap())
+        .with("scalar", Tensor::from_vec(&[], vec![seed]).unwrap())
+}
+
+fn flip(dir: &std::path::Path, pack: &str, offset: u64) {
+    let path = dir.join(format!("{pack}.pack"));
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+}
+
+#[test]
+fn a_record_reads_back_identical_from_any_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let records: Vec<Record> = (0..5).map(|i| record(i, 10 + i, 3)).collect();
+    let refs = store(dir.path()).writer("w-0").unwrap().publish("s", &records).unwrap();
+    let other = store(dir.path());
+    for (r, record) in refs.iter().zip(&records) {
+        assert_eq!(&other.read(r).unwrap(), record);
+        assert_eq!(other.read_meta(r).unwrap(), record.meta);
+        assert_eq!(other.tensors(r).unwrap().len(), 4);
+        assert_eq!(r.offset % 64, 0);
+    }
+}
+
+#[test]
+fn a_row_slice_reads_only_the_blocks_it_touches() {
+    let dir = tempfile::tempdir().unwrap();
+    let rec = record(3, 4096, 32); // 256 B a row, 1 MiB
+    let r = store(dir.path()).writer("w").unwrap().publish("s", std::slice::from_ref(&rec)).unwrap().remove(0);
+    let all = rec.tensor("tokens").unwrap().to_vec::<i64>().unwrap();
+    for rows in [0..1, 255..257, 256..512, 4095..4096, 0..4096, 7..7] {
+        let got = store(dir.path()).read_rows(&r, "tokens", rows.clone()).unwrap();
+        assert_eq!(got.shape(), [rows.end - rows.start, 32]);
+        assert_eq!(got.to_vec::<i64>().unwrap(), all[rows.start as usize * 32..rows.end as usize * 32]);
+    }
+    // Damage the last block: other rows stay readable, those in it do not.
+    flip(dir.path(), &r.pack, r.offset + (1 << 20) - 100);
+    let damaged = store(dir.path());
+    assert!(damaged.read_rows(&r, "tokens", 0..3840).is_ok());
+    assert!(matches!(damaged.read_rows(&r, "tokens", 4095..4096), Err(Error::Corrupt { .. })));
+    assert!(matches!(damaged.read(&r), Err(Error::Corrupt { .. })));
+    assert!(damaged.read_rows(&r, "tokens", 0..4097).is_err());
+    assert!(damaged.read_rows(&r, "nope", 0..1).is_err());
+}
+
+#[test]
+fn damage_of_any_byte_of_a_record_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let rec = record(3, 3, 2);
+    let r = store(dir.path()).writer("w").unwrap().publish("s", std::slice::from_ref(&rec)).unwrap().remove(0);
+    let mut noticed = 0;
+    for at in 0..r.len {
+        flip(dir.path(), &r.pack, r.offset + at);
+        match store(dir.path()).read(&r) {
+            Err(Error::Corrupt { .. }) => noticed += 1,
+            Ok(same) => assert_eq!(same, rec, "only padding may change unseen"),
+            Err(e) => panic!("{e}"),
+        }
+        flip(dir.path(), &r.pack, r.offset + at);
+    }
+    assert!(noticed > r.len / 2);
+    assert_eq!(store(dir.path()).read(&r).unwrap(), rec);
+}
+
+#[test]
+fn the_same_submission_gives_the_same_references_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = store(dir.path()).writer("w").unwrap();
+    let refs = writer.publish("s", &[record(1, 2, 2)]).unwrap();
+    assert_eq!(writer.publish("s", &[record(1, 2, 2)]).unwrap(), refs);
+    assert!(matches!(writer.publish("s", &[record(2, 2, 2)]), Err(Error::SubmissionConflict { .. })));
+    assert_ne!(writer.publish("t", &[record(1, 2, 2)]).unwrap(), refs);
+}
+
+#[test]
+fn a_successor_finds_the_receipts_of_packs_open_and_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { pack_bytes_target: 4096, ..Options::default() };
+    let small = Store::open_with(RealFs::new(), dir.path(), options).unwrap();
+    let writer = small.writer("w").unwrap();
+    let refs: Vec<Vec<Ref>> = (0..20).map(|i| writer.publish(&format!("s{i}"), &[record(i, 4, 10)]).unwrap()).collect();
+    small.writer("w-other").unwrap().publish("x", &[record(0, 1, 1)]).unwrap();
+    drop(writer); // dies without sealing its last pack
+    let receipts = store(dir.path()).receipts("w").unwrap();
+    assert_eq!(receipts.len(), 20);
+    for (i, refs) in refs.iter().enumerate() {
+        assert_eq!(&receipts[&format!("s{i}")], refs);
+    }
+    let packs: std::collections::BTreeSet<_> = refs.iter().flatten().map(|r| &r.pack).collect();
+    assert!(packs.len() > 3, "the writer rotated");
+}
+
+#[test]
+fn concurrent_publishes_all_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { pack_bytes_target: 64 << 10, ..Options::default() };
+    let store = Store::open_with(RealFs::new(), dir.path(), options).unwrap();
+    let writer = Arc::new(store.writer("w").unwrap());
+    let threads: Vec<_> = (0..8u64)
+        .map(|t| {
+            let writer = writer.clone();
+            std::thread::spawn(move || {
+                let publish =
+                    |i| (t * 100 + i, writer.publish(&format!("{t}-{i}"), &[record(t * 100 + i, 5, 5)]).unwrap());
+                (0..25).map(publish).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut seen = std::collections::BTreeSet::new();
+    for (seed, refs) in threads.into_iter().flat_map(|t| t.join().unwrap()) {
+        assert_eq!(store.read(&refs[0]).unwrap(), record(seed, 5, 5));
+        assert!(seen.insert((refs[0].pack.clone(), refs[0].offset)), "no two records share a place");
+    }
+    writer.seal();
+    assert_eq!(store.receipts("w").unwrap().len(), 200);
+}
+
+#[test]
+fn limits_and_names_are_refused_with_their_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    for bad in ["", "UP", "a/b", "..", ".a", &"x".repeat(101)] {
+        assert!(matches!(store.writer(bad), Err(Error::BadName { .. })), "{bad}");
+    }
+    let writer = store.writer("w").unwrap();
+    assert!(writer.publish("", &[]).is_err());
+    assert!(matches!(writer.publish(&"x".repeat(201), &[]), Err(Error::Limit { .. })));
+    let t = || Tensor::from_vec(&[1], vec![1u8]).unwrap();
+    assert!(matches!(writer.publish("s", &[Record::new("").with("a", t()).with("a", t())]), Err(Error::Tensor { .. })));
+    assert!(Tensor::from_vec(&[3], vec![1u8]).is_err());
+    assert!(Tensor::from_vec(&[u64::MAX, 2], vec![1u16]).is_err());
+    let gone = Ref { pack: "w-0123456789abcdef".into(), offset: 0, len: 10, head: 10, crc: 0 };
+    assert!(matches!(store.read(&gone), Err(Error::PackMissing { .. })));
+    let outside = Ref { pack: "../../etc/passwd".into(), ..gone };
+    assert!(matches!(store.read(&outside), Err(Error::PackMissing { .. })));
+    assert_eq!(writer.publish("nothing", &[]).unwrap(), []);
+}
