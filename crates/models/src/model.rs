@@ -17,19 +17,11 @@ pub struct ModelOptions {
     pub recompute: bool,
     /// rows of logits held at a time by the log-prob head
     pub logits_chunk: usize,
-    /// The flat buffers have a multiple of this many elements, so that an optimizer can divide them among ranks.
-    pub flat_multiple: usize,
 }
 
 impl Default for ModelOptions {
     fn default() -> Self {
-        ModelOptions {
-            dtype: DType::F32,
-            sequence_parallel: true,
-            recompute: false,
-            logits_chunk: 2048,
-            flat_multiple: 1,
-        }
+        ModelOptions { dtype: DType::F32, sequence_parallel: true, recompute: false, logits_chunk: 2048 }
     }
 }
 
@@ -95,14 +87,7 @@ impl Model {
             return Err(Error::Call(format!("the {} backend does not compute in {:?}", be.caps().name, options.dtype)));
         }
         let stage = Stage::new(&config, StageRange::whole(&config), options.logits_chunk, options.recompute)?;
-        let params = ParamStore::padded(
-            &*be,
-            stage.specs().to_vec(),
-            options.dtype,
-            tp.rank(),
-            tp.size(),
-            options.flat_multiple,
-        )?;
+        let params = ParamStore::new(&*be, stage.specs().to_vec(), options.dtype, tp.rank(), tp.size())?;
         let rope = RopeTable::new(config.head_dim, config.rope_theta, config.rope_scaling, options.dtype.accumulator());
         Ok(Model { be, tp, config, options, stage, params, rope })
     }

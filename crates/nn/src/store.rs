@@ -71,21 +71,7 @@ impl ParamStore {
         tp_rank: usize,
         tp_size: usize,
     ) -> Result<ParamStore> {
-        ParamStore::padded(be, specs, dtype, tp_rank, tp_size, ALIGN)
-    }
-
-    /// All zeros, in a flat buffer whose length is a multiple of `multiple` elements: an optimizer that divides it among
-    /// ranks needs one.
-    pub fn padded(
-        be: &dyn Backend,
-        specs: Vec<ParamSpec>,
-        dtype: DType,
-        tp_rank: usize,
-        tp_size: usize,
-        multiple: usize,
-    ) -> Result<ParamStore> {
-        let mut layout = FlatLayout::new(&specs, tp_rank, tp_size)?;
-        layout.len = layout.len.next_multiple_of(multiple.max(1));
+        let layout = FlatLayout::new(&specs, tp_rank, tp_size)?;
         let flat = Tensor::zeros(be, dtype, &[layout.len], Tag::Weight)?;
         let views = views(&flat, &layout)?;
         Ok(ParamStore { specs, layout, flat, views, tp: (tp_rank, tp_size) })
