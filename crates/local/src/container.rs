@@ -27,6 +27,9 @@ const BACKOFF_LAST: Duration = Duration::from_secs(10);
 /// A container that ran this long starts its backoff anew (the kubelet: 10 minutes).
 const BACKOFF_FORGET: Duration = Duration::from_secs(30);
 
+/// How often the first success of a probe is looked for.
+const EAGER: Duration = Duration::from_millis(100);
+
 /// When a container is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
@@ -355,14 +358,24 @@ impl Watched {
         self.tasks.push(tokio::spawn(async move {
             sleep(probe.initial_delay).await;
             let mut streak = Streak::default();
-            let mut ticks = tokio::time::interval(probe.period);
-            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut next = Instant::now();
+            let mut met = false;
             loop {
-                ticks.tick().await;
+                // Failures count once a period, as anywhere. The first success is looked for more often in between: a
+                // process that is up within milliseconds is not kept waiting for a whole period.
+                let counted = met || Instant::now() >= next;
                 let result = prober.check(&probe.check, probe.timeout).await;
-                if streak.take(result.is_ok(), &probe).is_some() && tell.send((kind, result)).await.is_err() {
+                met |= result.is_ok();
+                if (counted || result.is_ok())
+                    && streak.take(result.is_ok(), &probe).is_some()
+                    && tell.send((kind, result)).await.is_err()
+                {
                     return;
                 }
+                if counted {
+                    next = Instant::now() + probe.period;
+                }
+                sleep_until(if met { next } else { next.min(Instant::now() + EAGER) }).await;
             }
         }));
     }

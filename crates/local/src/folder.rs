@@ -76,10 +76,10 @@ impl Folder {
         }
     }
 
-    /// Scratch of a pod: its config files, secrets and empty folders.
+    /// Scratch of a pod: its config files, secrets and empty folders. A successor of the same name has its own.
     #[must_use]
-    pub fn pod(&self, pod: &str) -> PathBuf {
-        self.root.join("pods").join(pod)
+    pub fn pod(&self, pod: &str, uid: &str) -> PathBuf {
+        self.root.join("pods").join(format!("{pod}.{}", uid.get(..8).unwrap_or(uid)))
     }
 
     /// Default folder of a claim.

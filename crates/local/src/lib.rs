@@ -19,10 +19,12 @@ pub mod address;
 pub mod container;
 pub mod controllers;
 mod error;
+pub mod fault;
 pub mod folder;
 pub mod hosts;
 pub mod leftovers;
 pub mod mount;
+pub mod node;
 pub mod objects;
 pub mod pod;
 pub mod pod_log;
@@ -31,3 +33,5 @@ pub mod process;
 pub mod template;
 
 pub use error::{Error, Result};
+pub use fault::Fault;
+pub use node::{Health, Node, Notice, Options};

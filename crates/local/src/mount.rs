@@ -136,7 +136,7 @@ pub fn materialise(
     objects: &Objects,
     claims: &Claims,
 ) -> Result<BTreeMap<String, PathBuf>> {
-    let base = state.pod(name(pod)).join("volumes");
+    let base = state.pod(name(pod), pod.metadata.uid.as_deref().unwrap_or_default()).join("volumes");
     let mut folders = BTreeMap::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         let folder = match (&volume.persistent_volume_claim, &volume.host_path) {
