@@ -54,9 +54,9 @@ pub struct WarmStart {
     /// Field of a row that holds the prompt.
     #[serde(default = "defaults::prompt_key")]
     pub prompt_key: String,
-    /// Field of a row that holds the response to imitate.
-    #[serde(default = "defaults::response_key")]
-    pub response_key: String,
+    /// Field of a row that holds the completion to imitate.
+    #[serde(default = "defaults::completion_key")]
+    pub completion_key: String,
     /// Optimizer of the warm start; its state is dropped before step 0.
     pub optimizer: Optimizer,
     /// Rows per update.

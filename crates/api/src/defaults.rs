@@ -21,9 +21,9 @@ pub fn prompt_key() -> String {
 pub fn label_key() -> String {
     "label".into()
 }
-/// `response`.
-pub fn response_key() -> String {
-    "response".into()
+/// `completion`.
+pub fn completion_key() -> String {
+    "completion".into()
 }
 /// 42, as elsewhere in the field.
 pub fn shuffle_seed() -> u64 {
@@ -160,7 +160,7 @@ pub fn algorithm_name() -> AlgorithmName {
 
 impl RLJob {
     /// The object with every default filled in, those that depend on other fields included. Reading a manifest or an object
-    /// already fills the independent ones; this fills `parallelism.dp`, `batch.globalBatchSize`, `batch.overSampling`,
+    /// already fills the independent ones; this fills `parallelism.dp`, a decaying schedule's `decaySteps`, `batch.globalBatchSize`, `batch.overSampling`,
     /// `maxStaleness`, `stalenessPolicy` and `deletionPolicy`. Idempotent.
     pub fn defaulted(&self) -> RLJob {
         let mut job = self.clone();
@@ -172,6 +172,16 @@ impl RLJob {
         if s.mode == Mode::Async {
             s.max_staleness.get_or_insert(MAX_STALENESS);
             s.staleness_policy.get_or_insert(STALENESS_POLICY);
+        }
+        let rollouts_per_update = s.batch.global_batch_size.unwrap_or(1).max(1);
+        let updates = s.total_steps.saturating_mul(u64::from(rollouts / rollouts_per_update).max(1));
+        if s.optimizer.schedule.kind != ScheduleKind::Constant {
+            s.optimizer.schedule.decay_steps.get_or_insert(updates);
+        }
+        if let Some(warm) = &mut s.warm_start
+            && warm.optimizer.schedule.kind != ScheduleKind::Constant
+        {
+            warm.optimizer.schedule.decay_steps.get_or_insert(warm.max_steps);
         }
         let of = |template: bool| if template { ChildPolicy::Delete } else { ChildPolicy::Retain };
         s.deletion_policy.serving.get_or_insert(of(s.serving.template.is_some()));

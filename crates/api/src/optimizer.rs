@@ -44,6 +44,10 @@ pub struct Schedule {
     /// Updates over which the rate rises linearly to `lr`.
     #[serde(default)]
     pub warmup_steps: u64,
+    /// Updates after which a decay has reached `minLr`; by default all updates of the phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub decay_steps: Option<u64>,
     /// Rate at the end of a decay.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self >= 0.0").message("must not be negative"))]
@@ -52,11 +56,11 @@ pub struct Schedule {
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { kind: defaults::schedule_kind(), warmup_steps: 0, min_lr: 0.0 }
+        Self { kind: defaults::schedule_kind(), warmup_steps: 0, decay_steps: None, min_lr: 0.0 }
     }
 }
 
-/// Shape of the learning rate after the warm-up; a decay ends at the last update of the phase.
+/// Shape of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
     /// Stays at `lr`.

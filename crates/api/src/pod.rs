@@ -52,3 +52,15 @@ pub struct ConductorRole {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
+
+impl PodTemplate {
+    /// What is wrong with it, as fields below `path`: unknown fields and values that do not fit.
+    pub fn problems(&self, path: &str) -> Vec<crate::Problem> {
+        let mut problems = Vec::new();
+        let schema = crate::manifest::inline::<k8s_openapi::api::core::v1::PodTemplateSpec>();
+        crate::manifest::check_against(&mut self.0.clone(), &schema, path, &mut problems);
+        // It is merged over a whole pod: it need not name containers itself.
+        problems.retain(|p| !(p.rule == "required" && p.path == format!("{path}.spec.containers")));
+        problems
+    }
+}

@@ -142,9 +142,9 @@ pub struct ServingClusterStatus {
     /// Weights.
     #[serde(default)]
     pub weights: WeightsStatus,
-    /// When the engine that is next in a roll-out began to drain.
+    /// First sight of an engine on a lost node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drain_since: Option<MicroTime>,
+    pub lost_since: Option<MicroTime>,
     /// What holds, with evidence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

@@ -40,6 +40,12 @@ pub struct RLJobStatus {
     /// Attempts up to this one are refused by the conductor: pods of them may live, but cannot write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fenced_through: Option<u64>,
+    /// The conductor was told to refuse attempts up to this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence_asked: Option<u64>,
+    /// First sight of the conductor's pod on a lost node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conductor_lost_since: Option<MicroTime>,
     /// Restarts and failures so far.
     #[serde(default)]
     pub counters: Counters,
@@ -186,9 +192,6 @@ pub struct Stopping {
     /// The checkpoint waited for, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointAsked>,
-    /// True once its Job is being deleted: there is no way back.
-    #[serde(default)]
-    pub committed: bool,
 }
 
 /// Why we end an attempt.
@@ -200,14 +203,6 @@ pub enum StopReason {
     Suspend,
     /// A new restart token.
     Token,
-    /// Not all ranks ready in time.
-    StartupDeadline,
-    /// No finished step in time.
-    NoProgress,
-    /// The run's own deadline.
-    ActiveDeadline,
-    /// The RLJob is being deleted.
-    Deleted,
 }
 
 /// A checkpoint asked of the conductor.
@@ -246,6 +241,9 @@ pub struct PodEnd {
     /// Where it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// First sight of it, Unix microseconds of our own clock.
+    #[serde(default)]
+    pub seen_us: i64,
     /// When the container ended, Unix microseconds (of its node's clock; only ever compared within an attempt, to name the
     /// rank that failed first).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -278,6 +276,8 @@ pub enum Outcome {
     NoProgress,
     /// Ended for an edit: uncounted.
     SpecChange,
+    /// Ended for a new restart token: uncounted.
+    Requested,
     /// Ended for a suspension: uncounted.
     Suspended,
 }
@@ -322,6 +322,9 @@ pub struct Counters {
     /// Ends of any cause since the last new commit: the exponent of the backoff.
     #[serde(default)]
     pub restarts_since_progress: u32,
+    /// Commits of the run when the two above were last set to 0.
+    #[serde(default)]
+    pub commits_seen: u64,
     /// Attempts lost to disruptions and hands.
     #[serde(default)]
     pub disruptions: u32,
@@ -387,6 +390,9 @@ pub struct Progress {
     /// Commits so far.
     #[serde(default)]
     pub commits: u64,
+    /// When this was last written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heartbeat_time: Option<MicroTime>,
     /// When we first saw this step (or warm-start update).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_time: Option<MicroTime>,

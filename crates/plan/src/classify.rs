@@ -1,0 +1,166 @@
+//! Why an attempt ended. The Job controller will not say, so the pods are asked, as they end and before they vanish.
+
+use std::collections::BTreeMap;
+
+use api::{Ending, Outcome, PodEnd};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{NodeState, pod_facts};
+
+/// Exit codes of the trainer.
+mod exit {
+    /// Everything is done, and `finished` is journaled.
+    pub const COMPLETE: i32 = 0;
+    /// The user must act.
+    pub const USER_MUST_ACT: i32 = 3;
+    /// A later attempt has the run.
+    pub const SUPERSEDED: i32 = 4;
+    /// Another rank failed first.
+    pub const PEER_FAILED: i32 = 5;
+    /// Stopped as asked.
+    pub const STOPPED: i32 = 75;
+    /// Ended by SIGTERM.
+    pub const TERMINATED: i32 = 143;
+}
+
+/// Reason and message of the Job's failure, if it has failed or is about to.
+pub fn job_failing(job: &Job) -> Option<(&str, &str)> {
+    let conditions = job.status.as_ref()?.conditions.as_ref()?;
+    let c = conditions.iter().find(|c| (c.type_ == "FailureTarget" || c.type_ == "Failed") && c.status == "True")?;
+    Some((c.reason.as_deref().unwrap_or_default(), c.message.as_deref().unwrap_or_default()))
+}
+
+/// What is seen of a pod that has ended or is about to; nothing while it is well.
+pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, now: Timestamp) -> Option<PodEnd> {
+    let node = pod_facts::node(pod);
+    let terminated = pod_facts::terminated(pod);
+    let mut end = PodEnd {
+        outcome: Outcome::Failed,
+        exit_code: terminated.map(|t| t.exit_code),
+        index: pod_facts::index(pod),
+        node: node.map(str::to_owned),
+        seen_us: now.as_microsecond(),
+        ended_us: terminated.and_then(|t| t.finished_at.as_ref()).map(|t| t.0.as_microsecond()),
+        message: String::new(),
+    };
+    let state = node.and_then(|n| nodes.get(n)).copied().unwrap_or(NodeState::Ready);
+    if state != NodeState::Ready && !pod_facts::ended(pod) {
+        end.outcome = Outcome::Disrupted;
+        let what = if state == NodeState::Gone { "is gone" } else { "is unreachable" };
+        end.message = format!("node {} {what}", node.unwrap_or_default());
+        return Some(end);
+    }
+    if let Some(("True", reason, message)) = pod_facts::condition(pod, "DisruptionTarget") {
+        let status_reason = pod.status.as_ref().and_then(|s| s.reason.as_deref()).unwrap_or_default();
+        let shutdown = matches!(status_reason, "Terminated" | "NodeShutdown" | "Preempting");
+        end.outcome =
+            if reason == "TerminationByKubelet" && !shutdown { Outcome::OutOfMemory } else { Outcome::Disrupted };
+        end.message = format!("{reason}: {message}");
+        return Some(end);
+    }
+    let deleting = pod.metadata.deletion_timestamp.is_some();
+    if let Some(t) = terminated {
+        let reason = t.reason.as_deref().unwrap_or_default();
+        end.outcome = match t.exit_code {
+            _ if reason == "OOMKilled" => Outcome::OutOfMemory,
+            exit::COMPLETE => Outcome::Complete,
+            exit::USER_MUST_ACT => Outcome::UserError,
+            exit::STOPPED | exit::SUPERSEDED => Outcome::Stopped,
+            _ if deleting && !failing => Outcome::Deleted,
+            _ => Outcome::Failed,
+        };
+        let signal = t.signal.filter(|s| *s > 0).map(|s| format!(" (signal {s})")).unwrap_or_default();
+        end.message = format!("exit code {}{signal}", t.exit_code);
+        let said = t.message.as_deref().unwrap_or_default().trim();
+        if !said.is_empty() {
+            end.message.push_str(": ");
+            end.message.push_str(said);
+        }
+        return Some(end);
+    }
+    if deleting {
+        // After the Job has failed its controller removes the peers: that is no cause.
+        if failing {
+            return None;
+        }
+        end.outcome = Outcome::Deleted;
+        end.message = "deleted".into();
+        return Some(end);
+    }
+    None
+}
+
+/// Adds what is seen now to what was seen before: the first cause of a pod stands, unless a disruption explains it.
+pub fn note(ending: &mut Ending, pod: &str, seen: PodEnd) {
+    let Some(old) = ending.pods.get_mut(pod) else {
+        ending.pods.insert(pod.to_owned(), seen);
+        return;
+    };
+    old.exit_code = old.exit_code.or(seen.exit_code);
+    old.ended_us = old.ended_us.or(seen.ended_us);
+    let explained = |o: Outcome| matches!(o, Outcome::Disrupted | Outcome::OutOfMemory);
+    if explained(seen.outcome) && !explained(old.outcome) {
+        old.outcome = seen.outcome;
+        old.message = seen.message;
+    }
+}
+
+/// The verdict: what the end means, and which pod failed first. `job` is the reason of the Job's failure, if it has one.
+pub fn verdict<'a>(ending: &'a Ending, job: Option<(&str, &str)>) -> (Outcome, Option<(&'a str, &'a PodEnd)>) {
+    let first = |wanted: &dyn Fn(&PodEnd) -> bool| {
+        ending
+            .pods
+            .iter()
+            .filter(|(_, e)| wanted(e))
+            .min_by_key(|(_, e)| (e.ended_us.unwrap_or(i64::MAX), e.seen_us, e.index))
+            .map(|(name, e)| (name.as_str(), e))
+    };
+    let of = |o: Outcome| first(&|e: &PodEnd| e.outcome == o);
+    // The user must act: nothing else will help.
+    if let Some(e) = of(Outcome::UserError) {
+        return (Outcome::UserError, Some(e));
+    }
+    // A lost node or an eviction explains whatever the peers did about it.
+    if let Some(e) = of(Outcome::Disrupted) {
+        return (Outcome::Disrupted, Some(e));
+    }
+    if let Some(e) = of(Outcome::OutOfMemory) {
+        return (Outcome::OutOfMemory, Some(e));
+    }
+    let derived = |e: &PodEnd| matches!(e.exit_code, Some(exit::PEER_FAILED | exit::TERMINATED));
+    let own = first(&|e: &PodEnd| e.outcome == Outcome::Failed && !derived(e));
+    let deleted = of(Outcome::Deleted);
+    match (own, deleted) {
+        // Deleted by a hand, seen before a peer crashed over it.
+        (Some(f), Some(d)) if d.1.seen_us < f.1.seen_us => return (Outcome::Deleted, Some(d)),
+        (Some(f), _) => return (Outcome::Failed, Some(f)),
+        (None, Some(d)) => return (Outcome::Deleted, Some(d)),
+        (None, None) => {}
+    }
+    if let Some((reason, message)) = job {
+        if reason == "PodFailurePolicy" && message.contains("DisruptionTarget") {
+            return (Outcome::Disrupted, None);
+        }
+        if reason == "PodFailurePolicy" {
+            return (Outcome::UserError, None);
+        }
+        // A failed pod stays and was seen above; only a deleted one vanishes.
+        if ending.pods.values().all(|e| e.outcome != Outcome::Failed)
+            && !ending.pods.values().any(|e| e.outcome == Outcome::Stopped)
+        {
+            return (Outcome::Deleted, None);
+        }
+    }
+    if let Some(e) = of(Outcome::Failed) {
+        return (Outcome::Failed, Some(e));
+    }
+    if let Some(e) = of(Outcome::Stopped) {
+        return (Outcome::Stopped, Some(e));
+    }
+    match of(Outcome::Complete) {
+        Some(e) => (Outcome::Complete, Some(e)),
+        None => (Outcome::Deleted, None),
+    }
+}

@@ -1,0 +1,140 @@
+//! What lives as long as the run: engines, workers, conductor. Nothing here looks at an attempt.
+
+use api::{ServingSuspendPolicy, conditions as cond, labels};
+
+use super::Pass;
+use crate::{Action, Child, ChildKind, NodeState, build, pod_facts};
+
+impl Pass<'_> {
+    pub(super) fn children(&mut self) {
+        self.serving();
+        self.pool();
+        let held = self
+            .world
+            .serving(&self.job.serving_name())
+            .and_then(|s| s.status.as_ref())
+            .and_then(|s| s.weights.writer.as_ref())
+            .is_some_and(|w| w.uid == self.uid);
+        // Only the writer may command engines, and a conductor commands them as soon as it lives.
+        if held {
+            self.conductor();
+        }
+        self.ensure(Child::Service(Box::new(build::trainer_service(self.job))));
+    }
+
+    /// The child of that kind and name, if it is ours.
+    fn own(&self, kind: ChildKind, name: &str) -> Option<&Child> {
+        self.world
+            .children
+            .iter()
+            .find(|c| c.kind() == kind && c.name() == name && c.label(labels::RLJOB_UID) == Some(self.uid))
+    }
+
+    /// Makes the child if it is not there, and brings it up to date if it was rendered for another meaning.
+    fn ensure(&mut self, child: Child) {
+        match self.own(child.kind(), child.name()) {
+            None => self.actions.push(Action::Create(child)),
+            Some(there) if there.annotation(labels::REVISION) != child.annotation(labels::REVISION) => {
+                self.actions.push(Action::Apply(child))
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn conductor(&mut self) {
+        let frozen = self.s.frozen.clone().unwrap_or_default();
+        for child in build::conductor_objects(self.job, &frozen) {
+            self.ensure(child);
+        }
+        self.lost_conductor();
+    }
+
+    /// A conductor's pod on a lost node is deleted by force: its epoch is what keeps the run safe, not its absence.
+    fn lost_conductor(&mut self) {
+        let lost = self.world.pods.iter().find(|p| {
+            pod_facts::role(p) == "conductor"
+                && pod_facts::node(p).and_then(|n| self.world.nodes.get(n)).is_some_and(|n| *n != NodeState::Ready)
+        });
+        let Some(pod) = lost else {
+            self.s.conductor_lost_since = None;
+            return;
+        };
+        let (name, uid) = (pod_facts::name(pod).to_owned(), pod_facts::uid(pod).to_owned());
+        let since = self.s.conductor_lost_since.get_or_insert(crate::micro(self.now)).0;
+        let until = super::later(since, self.settings.lost_node_timeout);
+        if self.now >= until {
+            self.event(
+                true,
+                "ConductorForced",
+                format!("{name} is on a lost node: deleted by force, its successor has a higher epoch"),
+            );
+            self.actions.push(Action::DeletePod { name, uid, force: true });
+            self.poll();
+        } else {
+            self.at(until);
+        }
+    }
+
+    fn serving(&mut self) {
+        let name = self.job.serving_name();
+        let there = self.world.serving(&name);
+        let Some(template) = &self.job.spec.serving.template else {
+            return;
+        };
+        let asleep = self.job.spec.suspend
+            && self.job.spec.suspend_policy.serving == ServingSuspendPolicy::ScaleToZero
+            && cond::is_true(&self.s.conditions, cond::SUSPENDED);
+        let wanted = if asleep { 0 } else { template.spec.replicas };
+        let keep = there
+            .filter(|s| {
+                s.metadata.annotations.as_ref().and_then(|a| a.get(labels::TEMPLATE_REPLICAS))
+                    == Some(&wanted.to_string())
+            })
+            .map(|s| s.spec.replicas);
+        if let Some(mut cluster) = build::serving_cluster(self.job, Some(keep.unwrap_or(wanted))) {
+            cluster
+                .metadata
+                .annotations
+                .get_or_insert_default()
+                .insert(labels::TEMPLATE_REPLICAS.into(), wanted.to_string());
+            self.owned(Child::ServingCluster(Box::new(cluster)));
+        }
+    }
+
+    fn pool(&mut self) {
+        let name = self.job.rollout_name();
+        let there = self.world.pool(&name);
+        let Some(template) = &self.job.spec.rollout.template else {
+            return;
+        };
+        let wanted = template.spec.replicas.unwrap_or(1);
+        let keep = there
+            .filter(|p| {
+                p.metadata.annotations.as_ref().and_then(|a| a.get(labels::TEMPLATE_REPLICAS))
+                    == Some(&wanted.to_string())
+            })
+            .and_then(|p| p.spec.replicas);
+        if let Some(pool) = build::rollout_pool(self.job, keep) {
+            self.owned(Child::RolloutPool(Box::new(pool)));
+        }
+    }
+
+    /// A ServingCluster or RolloutPool made from a template: written at creation and when the template is edited, never else.
+    fn owned(&mut self, child: Child) {
+        let there = self.world.children.iter().find(|c| c.kind() == child.kind() && c.name() == child.name());
+        match there {
+            None => self.actions.push(Action::Create(child)),
+            // Of another run with our name, on its way out: wait for it, never adopt it.
+            Some(c) if c.label(labels::RLJOB_UID) != Some(self.uid) => {
+                let message = format!("{:?} {} belongs to something else", c.kind(), c.name());
+                self.set(cond::ACCEPTED, false, "NameTaken", &message);
+                self.wait("NameTaken", message);
+                self.poll();
+            }
+            Some(c)
+                if c.annotation(labels::REVISION) == child.annotation(labels::REVISION)
+                    && c.annotation(labels::TEMPLATE_REPLICAS) == child.annotation(labels::TEMPLATE_REPLICAS) => {}
+            Some(_) => self.actions.push(Action::Apply(child)),
+        }
+    }
+}

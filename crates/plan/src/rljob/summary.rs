@@ -1,0 +1,300 @@
+//! Progress, conditions and phase: what people see.
+
+use api::{Outcome, Phase, Progress, RolloutSummary, ServingSummary, StopReason, UpdateType, conditions as cond, hash};
+use cond::Truth;
+
+use super::{Pass, later};
+use crate::{micro, pod_facts};
+
+impl Pass<'_> {
+    /// Takes note of what the conductor says: a new commit clears the counters, progress is written now and then.
+    pub(super) fn note_progress(&mut self) {
+        let Some(r) = self.report() else { return };
+        let c = &mut self.s.counters;
+        if r.commits > c.commits_seen {
+            c.commits_seen = r.commits;
+            c.failures_since_progress = 0;
+            c.restarts_since_progress = 0;
+        }
+        if r.trainer_epoch > 0 {
+            self.s.epoch = Some(r.trainer_epoch);
+        }
+        let old = self.s.progress.clone().unwrap_or_default();
+        let now = micro(self.now);
+        let moved = old.step_time.is_none() || (old.step, old.warm_step) != (r.step, r.warm_step);
+        let committed = r.commits > old.commits;
+        let new = Progress {
+            step: r.step,
+            total_steps: r.total_steps,
+            steps: format!("{}/{}", r.step, r.total_steps),
+            warm_step: r.warm_step,
+            weight_version: r.weight_version,
+            tokens_per_second: r.tokens_per_second,
+            reward_mean: r.reward_mean,
+            last_checkpoint_step: r.commit_step,
+            last_checkpoint_time: if committed { Some(now.clone()) } else { old.last_checkpoint_time.clone() },
+            commits: r.commits,
+            heartbeat_time: old.heartbeat_time.clone(),
+            step_time: if moved { Some(now.clone()) } else { old.step_time.clone() },
+        };
+        if new == old {
+            return;
+        }
+        let due = old.heartbeat_time.as_ref().map_or(self.now, |t| later(t.0, self.settings.progress_interval));
+        if committed || r.finished || self.now >= due {
+            self.s.progress = Some(Progress { heartbeat_time: Some(now), ..new });
+        } else {
+            self.at(due);
+        }
+    }
+
+    pub(super) fn summarise(&mut self) {
+        self.serving_and_rollout();
+        self.conductor_ready();
+        self.trainer_ready();
+        self.progressing();
+        self.up_to_date();
+        self.degraded();
+        self.s.phase = self.phase();
+        // A living trainer is watched: its conductor has news that no watch of ours brings.
+        if self.s.attempt.is_some() {
+            self.poll();
+        }
+    }
+
+    fn conductor_ready(&mut self) {
+        if self.terminal() {
+            let there = self.world.pods.iter().any(|p| pod_facts::role(p) == "conductor");
+            let (reason, message) =
+                if there { ("Stopping", "the run has ended") } else { ("Stopped", "the run has ended") };
+            self.set(cond::CONDUCTOR_READY, false, reason, message);
+        } else if self.report().is_some() {
+            self.set(cond::CONDUCTOR_READY, true, "Answering", "");
+        } else {
+            let pod = self.world.pods.iter().find(|p| pod_facts::role(p) == "conductor");
+            let message = match pod {
+                None => "its pod does not exist yet".to_owned(),
+                Some(p) => match pod_facts::waiting(p) {
+                    Some((reason, message)) => format!("{}: {reason} {message}", pod_facts::name(p)),
+                    None => format!("{} does not answer", pod_facts::name(p)),
+                },
+            };
+            self.set(cond::CONDUCTOR_READY, false, "NotAnswering", message);
+        }
+    }
+
+    fn serving_and_rollout(&mut self) {
+        let name = self.job.serving_name();
+        let report = self.report();
+        match self.world.serving(&name) {
+            None => {
+                self.s.serving =
+                    Some(ServingSummary { name: name.clone(), summary: "0/0".into(), ..ServingSummary::default() });
+                let reason = if self.job.spec.serving.ref_.is_some() { "NotFound" } else { "Creating" };
+                self.set(cond::SERVING_READY, false, reason, format!("ServingCluster {name} does not exist"));
+            }
+            Some(serving) => {
+                let desired = serving.spec.replicas;
+                let ready = report.map_or(serving.status.as_ref().map_or(0, |s| s.ready_replicas), |r| r.engines_ready);
+                let needed =
+                    (u64::from(desired) * u64::from(self.job.spec.serving.min_ready_percent)).div_ceil(100).max(1);
+                let min_weight_version = report.and_then(|r| r.min_weight_version);
+                self.s.serving = Some(ServingSummary {
+                    name: name.clone(),
+                    ready,
+                    desired,
+                    summary: format!("{ready}/{desired}"),
+                    min_weight_version,
+                });
+                let holder = serving.status.as_ref().and_then(|s| s.weights.writer.as_ref());
+                let (ok, reason) = match holder {
+                    Some(w) if w.uid == self.uid && u64::from(ready) >= needed => (true, "AboveMinimum"),
+                    Some(w) if w.uid == self.uid => (false, "BelowMinimum"),
+                    _ if self.terminal() => (true, "Released"),
+                    _ => (false, "WaitingForClaim"),
+                };
+                self.set(cond::SERVING_READY, ok, reason, format!("{ready} of {desired} engines of {name} are ready"));
+            }
+        }
+        let name = self.job.rollout_name();
+        match self.world.pool(&name) {
+            None => {
+                self.s.rollout = Some(RolloutSummary { name: name.clone(), ..RolloutSummary::default() });
+                let reason = if self.job.spec.rollout.ref_.is_some() { "NotFound" } else { "Creating" };
+                self.set(cond::ROLLOUT_READY, false, reason, format!("RolloutPool {name} does not exist"));
+            }
+            Some(pool) => {
+                let status = pool.status.clone().unwrap_or_default();
+                let (ready, desired) = (status.ready_replicas, status.replicas.max(pool.spec.replicas.unwrap_or(0)));
+                self.s.rollout = Some(RolloutSummary {
+                    name: name.clone(),
+                    ready,
+                    desired,
+                    inflight: self.s.rollout.as_ref().and_then(|r| r.inflight),
+                });
+                let reason = if ready > 0 { "AboveMinimum" } else { "BelowMinimum" };
+                self.set(
+                    cond::ROLLOUT_READY,
+                    ready > 0,
+                    reason,
+                    format!("{ready} of {desired} workers of {name} are ready"),
+                );
+            }
+        }
+    }
+
+    fn trainer_ready(&mut self) {
+        if let Some(a) = self.s.attempt.clone() {
+            let ranks = self.s.ranks.clone().unwrap_or_default();
+            let id = a.id;
+            if let Some(w) = self.wait.take() {
+                self.set(cond::TRAINER_READY, false, w.reason, w.message);
+            } else if ranks.ready >= ranks.desired && ranks.desired > 0 {
+                self.set(cond::TRAINER_READY, true, "AllRanksReady", format!("attempt {id}: {} ranks", ranks.desired));
+            } else {
+                let why = self.why_not_ready();
+                let reason = if why.contains("ImagePull") || why.contains("ErrImage") {
+                    "ImagePull"
+                } else if why.contains("Unschedulable") {
+                    "Scheduling"
+                } else {
+                    "Starting"
+                };
+                self.set(
+                    cond::TRAINER_READY,
+                    false,
+                    reason,
+                    format!("attempt {id}: {}/{} ranks are ready; {why}", ranks.ready, ranks.desired),
+                );
+            }
+            return;
+        }
+        let w = self.wait.take();
+        let (reason, message) = match w {
+            Some(w) => (w.reason, w.message),
+            None => ("Starting", "the next attempt is being made".to_owned()),
+        };
+        self.set(cond::TRAINER_READY, false, reason, message);
+    }
+
+    fn progressing(&mut self) {
+        let (truth, reason, message) = if self.terminal() {
+            (Truth::False, "Ended", String::new())
+        } else if self.report().is_none() {
+            (Truth::Unknown, "StatusUnreachable", "the conductor does not answer".to_owned())
+        } else if self.s.attempt.as_ref().is_none_or(|a| a.ready_time.is_none()) {
+            (Truth::False, "NotStarted", String::new())
+        } else if let Some(r) = self.report()
+            && !r.trainer_live
+        {
+            (Truth::False, "HeartbeatLost", "the conductor has not heard of the trainer for a while".to_owned())
+        } else {
+            let waiting = self.report().and_then(|r| r.waiting_for.clone()).unwrap_or_default();
+            (Truth::True, "StepAdvanced", waiting)
+        };
+        self.set(cond::PROGRESSING, truth, reason, message);
+    }
+
+    fn up_to_date(&mut self) {
+        let wanted = hash::trainer(self.job);
+        let Some(a) = self.s.attempt.clone() else {
+            self.s.pending_revision = None;
+            if self.terminal() {
+                self.set(cond::UP_TO_DATE, true, "Ended", "");
+            } else {
+                self.set(cond::UP_TO_DATE, false, "NotRunning", "the next attempt takes the spec as it is then");
+            }
+            return;
+        };
+        if a.revision == wanted {
+            self.s.pending_revision = None;
+            self.set(cond::UP_TO_DATE, true, "RevisionRunning", "");
+            return;
+        }
+        self.s.pending_revision = Some(wanted);
+        match &a.stopping {
+            Some(s) if s.reason == StopReason::SpecChange && s.checkpoint.is_some() => {
+                self.set(
+                    cond::UP_TO_DATE,
+                    false,
+                    "CheckpointRequested",
+                    "an edit waits for a checkpoint; then the trainer restarts, alone",
+                );
+            }
+            _ => {
+                let when = match self.job.spec.trainer.update_policy.type_ {
+                    UpdateType::OnNextFailure => "an edit waits for the attempt to end by itself",
+                    _ => "an edit is about to restart the trainer, alone",
+                };
+                self.set(cond::UP_TO_DATE, false, "RestartPending", when);
+            }
+        }
+    }
+
+    fn degraded(&mut self) {
+        let stuck = self.s.attempt.is_none()
+            && !self.terminal()
+            && self.s.last_attempt.as_ref().is_some_and(|l| {
+                let grace =
+                    std::time::Duration::from_secs(self.job.spec.trainer.termination_grace_period_seconds.into());
+                self.now >= later(later(l.end_time.0, grace), self.settings.stuck_slack)
+                    && self.trainer_pods().any(|(n, p)| n <= l.id && !pod_facts::ended(p))
+            });
+        let running = self.s.attempt.as_ref().is_some_and(|a| a.ready_time.is_some());
+        let reduced = |list: &[_], t: &str| cond::get(list, t).is_some_and(|c| c.status == "False");
+        if stuck {
+            self.set(
+                cond::DEGRADED,
+                true,
+                "OldPodsStuck",
+                "a pod of the last attempt does not end although its time is over",
+            );
+        } else if running && self.report().is_none() {
+            self.set(
+                cond::DEGRADED,
+                true,
+                "StatusUnreachable",
+                "the conductor does not answer; the run goes on as far as it can",
+            );
+        } else if running && reduced(&self.s.conditions, cond::SERVING_READY) {
+            self.set(
+                cond::DEGRADED,
+                true,
+                "ServingReduced",
+                "fewer engines than asked for are ready; the trainer waits on its queue",
+            );
+        } else if running && reduced(&self.s.conditions, cond::ROLLOUT_READY) {
+            self.set(cond::DEGRADED, true, "RolloutReduced", "no worker is ready; the trainer waits on its queue");
+        } else {
+            self.set(cond::DEGRADED, false, "AsExpected", "");
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        let c = &self.s.conditions;
+        if cond::is_true(c, cond::COMPLETE) {
+            return Phase::Complete;
+        }
+        if cond::is_true(c, cond::FAILED) {
+            return Phase::Failed;
+        }
+        if self.job.spec.suspend {
+            return if cond::is_true(c, cond::SUSPENDED) && self.s.attempt.is_none() {
+                Phase::Suspended
+            } else {
+                Phase::Suspending
+            };
+        }
+        match &self.s.attempt {
+            Some(a) if a.ending.is_some() || a.stopping.is_some() => Phase::Restarting,
+            Some(a) if a.ready_time.is_some() => Phase::Running,
+            Some(_) => Phase::Starting,
+            None => match self.s.last_attempt.as_ref().map(|l| l.outcome) {
+                None if cond::is_true(c, cond::ACCEPTED) => Phase::Preparing,
+                None => Phase::Pending,
+                Some(Outcome::Suspended) => Phase::Preparing,
+                Some(_) => Phase::Restarting,
+            },
+        }
+    }
+}

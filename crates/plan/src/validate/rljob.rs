@@ -1,0 +1,354 @@
+//! Rules of an RLJob.
+
+use api::{InitKind, Mode, Optimizer, Problem, RLJob};
+
+use super::{Checks, pod_template, relative, roles};
+
+/// Everything that is wrong with `new`, and, given `old`, with the edit from it. Empty means the API server takes it and the
+/// operator can act on it.
+pub fn validate(old: Option<&RLJob>, new: &RLJob) -> Vec<Problem> {
+    let mut c = Checks::new();
+    c.name(new.metadata.name.as_deref().unwrap_or_default(), 40);
+    create(new, &mut c);
+    if let Some(old) = old {
+        update(old, new, &mut c);
+    }
+    c.problems
+}
+
+fn create(job: &RLJob, c: &mut Checks) {
+    let s = &job.spec;
+    c.source(&s.model.source, &s.storage.claim_name, "spec.");
+    c.rule(
+        !s.storage.claim_name.is_empty(),
+        "spec.storage.claimName",
+        "must not be empty",
+        "is empty",
+        "name a PersistentVolumeClaim",
+    );
+    let seeded = s.model.init.seed.is_some();
+    c.rule(
+        (s.model.init.kind == InitKind::Random) == seeded,
+        "spec.model.init",
+        "seed is required with kind Random and only allowed there",
+        if seeded { "has a seed, but the weights are pretrained" } else { "kind Random has no seed" },
+        if seeded { "remove seed, or write kind: Random" } else { "add seed, or write kind: Pretrained" },
+    );
+    data(job, c);
+    warm_start(job, c);
+    numbers(job, c);
+    batch(job, c);
+    trainer(job, c);
+    sources(job, c);
+    if let Some(t) = &s.conductor.pod_template {
+        c.problems.extend(pod_template::problems(t, "conductor", "spec.conductor.podTemplate"));
+    }
+}
+
+fn data(job: &RLJob, c: &mut Checks) {
+    let s = &job.spec;
+    let rule = "must be a path relative to the volume's root";
+    let fix = "write the path below the volume's root, as in data/train.jsonl";
+    c.rule(
+        relative(&s.data.path),
+        "spec.data.path",
+        rule,
+        format!("`{}` is not a path below the volume's root", s.data.path),
+        fix,
+    );
+    if let Some(p) = &s.data.eval_path {
+        c.rule(relative(p), "spec.data.evalPath", rule, format!("`{p}` is not a path below the volume's root"), fix);
+    }
+    if let Some(w) = &s.warm_start {
+        c.rule(
+            relative(&w.data),
+            "spec.warmStart.data",
+            rule,
+            format!("`{}` is not a path below the volume's root", w.data),
+            fix,
+        );
+        c.rule(
+            w.stop_at_pass_rate.is_none() || s.data.eval_path.is_some(),
+            "spec.warmStart",
+            "warmStart.stopAtPassRate needs data.evalPath",
+            "stopAtPassRate is set, but there are no held-out prompts to measure it on",
+            "set data.evalPath, or remove stopAtPassRate",
+        );
+    }
+    c.rule(
+        s.eval.is_none() || s.data.eval_path.is_some(),
+        "spec.eval",
+        "eval needs data.evalPath",
+        "there are no held-out prompts to evaluate on",
+        "set data.evalPath, or remove eval",
+    );
+}
+
+fn warm_start(job: &RLJob, c: &mut Checks) {
+    let Some(w) = &job.spec.warm_start else { return };
+    optimizer(&w.optimizer, "spec.warmStart.optimizer", c);
+    c.rule(
+        w.check_every_steps <= w.max_steps,
+        "spec.warmStart.checkEverySteps",
+        "checkEverySteps must not exceed maxSteps",
+        format!(
+            "the pass rate would never be measured: every {} steps of at most {}",
+            w.check_every_steps, w.max_steps
+        ),
+        format!("use at most {}", w.max_steps),
+    );
+    if let Some(rate) = w.stop_at_pass_rate {
+        c.rule(
+            rate > 0.0 && rate <= 1.0,
+            "spec.warmStart.stopAtPassRate",
+            "must be above 0 and at most 1",
+            format!("{rate} is not a share"),
+            "use a number such as 0.25",
+        );
+    }
+}
+
+fn optimizer(o: &Optimizer, path: &str, c: &mut Checks) {
+    let at = |f: &str| format!("{path}.{f}");
+    let not_negative = "must not be negative";
+    for (field, v) in [
+        ("lr", o.lr),
+        ("weightDecay", o.weight_decay),
+        ("clipGradNorm", o.clip_grad_norm),
+        ("schedule.minLr", o.schedule.min_lr),
+    ] {
+        c.rule(v >= 0.0, &at(field), not_negative, format!("{v} is negative"), "use 0 or more");
+    }
+    c.rule(
+        o.betas.iter().all(|b| (0.0..1.0).contains(b)),
+        &at("betas"),
+        "each must be at least 0 and below 1",
+        format!("{:?} are not decays", o.betas),
+        "use values such as [0.9, 0.95]",
+    );
+    c.rule(
+        o.eps > 0.0,
+        &at("eps"),
+        "must be above 0",
+        format!("{} would divide by zero", o.eps),
+        "use a value such as 1e-8",
+    );
+}
+
+fn numbers(job: &RLJob, c: &mut Checks) {
+    let s = &job.spec;
+    c.rule(
+        s.sampling.temperature > 0.0,
+        "spec.sampling.temperature",
+        "must be above 0",
+        format!("at temperature {} there is no policy to learn from", s.sampling.temperature),
+        "use 1.0, or any number above 0",
+    );
+    optimizer(&s.optimizer, "spec.optimizer", c);
+    let a = &s.algorithm;
+    c.rule(
+        (0.0..=1.0).contains(&a.clip_low),
+        "spec.algorithm.clipLow",
+        "must be between 0 and 1",
+        format!("the ratio cannot be clipped at 1 − {}", a.clip_low),
+        "use a value such as 0.2",
+    );
+    c.rule(
+        a.clip_high >= 0.0,
+        "spec.algorithm.clipHigh",
+        "must not be negative",
+        format!("{} is negative", a.clip_high),
+        "use a value such as 0.28",
+    );
+    if let Some(clip_c) = a.clip_c {
+        c.rule(
+            clip_c > 1.0,
+            "spec.algorithm.clipC",
+            "must be above 1",
+            format!("{clip_c} would clip every loss"),
+            "use a value such as 3.0, or remove it",
+        );
+    }
+    if let Some(kl) = &a.kl {
+        c.rule(
+            kl.coef > 0.0,
+            "spec.algorithm.kl.coef",
+            "must be above 0 (leave kl out for none)",
+            format!("{} penalises nothing", kl.coef),
+            "use a number above 0, or remove kl",
+        );
+    }
+    c.rule(
+        a.entropy_coef >= 0.0,
+        "spec.algorithm.entropyCoef",
+        "must not be negative",
+        format!("{} is negative", a.entropy_coef),
+        "use 0 or more",
+    );
+    if let Some(t) = &a.tis {
+        c.rule(
+            t.low >= 0.0 && t.low <= t.high,
+            "spec.algorithm.tis",
+            "must satisfy 0 <= low <= high",
+            format!("low {} and high {} are no interval of weights", t.low, t.high),
+            "use values such as low: 0, high: 2",
+        );
+    }
+}
+
+fn batch(job: &RLJob, c: &mut Checks) {
+    let s = &job.spec;
+    let b = &s.batch;
+    let (prompts, samples) = (u64::from(b.prompts_per_step), u64::from(s.sampling.samples_per_prompt));
+    let rollouts = prompts * samples;
+    if let Some(over) = b.over_sampling {
+        c.rule(
+            over >= b.prompts_per_step,
+            "spec.batch.overSampling",
+            "overSampling must be at least promptsPerStep",
+            format!("{over} groups cannot fill a step of {prompts}"),
+            format!("use at least {prompts}, or remove it"),
+        );
+    }
+    if let Some(g) = b.global_batch_size {
+        c.rule(
+            g > 0 && rollouts.is_multiple_of(u64::from(g)),
+            "spec.batch",
+            "batch.globalBatchSize must divide batch.promptsPerStep x sampling.samplesPerPrompt",
+            format!("{rollouts} rollouts ({prompts} prompts × {samples} samples) cannot be split into updates of {g}"),
+            format!("use a divisor of {rollouts}"),
+        );
+    }
+    let update = b.global_batch_size.map_or(rollouts, u64::from);
+    let t = &s.trainer;
+    let dp = u64::from(t.world_size() / t.parallelism.tp.max(1));
+    c.rule(
+        dp <= update,
+        "spec.batch",
+        "an update must hold at least one rollout per data-parallel rank",
+        format!("{dp} data-parallel ranks cannot share {update} rollouts"),
+        format!("use at least {dp} rollouts per update, or fewer devices"),
+    );
+    for (set, field) in [(s.max_staleness.is_some(), "maxStaleness"), (s.staleness_policy.is_some(), "stalenessPolicy")]
+    {
+        c.rule(
+            s.mode == Mode::Async || !set,
+            &format!("spec.{field}"),
+            &format!("{field} is only allowed with mode Async"),
+            "in Sync mode every sample is of the step's own version",
+            "remove it, or write mode: Async",
+        );
+    }
+}
+
+fn trainer(job: &RLJob, c: &mut Checks) {
+    let t = &job.spec.trainer;
+    let (nodes, per_node, tp) = (t.nodes, t.accelerator.per_node, t.parallelism.tp);
+    let world = u64::from(nodes) * u64::from(per_node);
+    let devices = format!("{world} devices ({nodes} nodes × {per_node})");
+    let devices = if nodes == 1 { devices.replace("nodes", "node") } else { devices };
+    c.rule(
+        tp > 0 && world.is_multiple_of(u64::from(tp)),
+        "spec.trainer.parallelism",
+        "nodes x accelerator.perNode must be divisible by parallelism.tp",
+        format!("{devices} cannot be split by tp {tp}"),
+        format!("tp must divide {world}"),
+    );
+    if let Some(dp) = t.parallelism.dp {
+        c.rule(
+            u64::from(dp) * u64::from(tp) == world,
+            "spec.trainer.parallelism",
+            "dp x tp must equal nodes x accelerator.perNode",
+            format!("dp {dp} × tp {tp} = {} does not use {devices}", u64::from(dp) * u64::from(tp)),
+            if tp > 0 && world.is_multiple_of(u64::from(tp)) {
+                format!("write dp: {}, or leave dp out", world / u64::from(tp))
+            } else {
+                "leave dp out".to_owned()
+            },
+        );
+    }
+    let f = &t.failure_policy;
+    c.rule(
+        f.max_delay_seconds >= f.base_delay_seconds,
+        "spec.trainer.failurePolicy.maxDelaySeconds",
+        "maxDelaySeconds must be at least baseDelaySeconds",
+        format!("{} is below baseDelaySeconds {}", f.max_delay_seconds, f.base_delay_seconds),
+        format!("use at least {}", f.base_delay_seconds),
+    );
+    for (i, rule) in f.rules.iter().enumerate() {
+        c.rule(
+            rule.on_exit_codes.is_some() != rule.on_disruption.unwrap_or(false),
+            &format!("spec.trainer.failurePolicy.rules[{i}]"),
+            "exactly one of onExitCodes and onDisruption must be set",
+            "does not say which failures it is for",
+            "set onExitCodes, or onDisruption: true",
+        );
+    }
+    if let Some(p) = &t.pod_template {
+        c.problems.extend(pod_template::problems(p, "trainer", "spec.trainer.podTemplate"));
+    }
+}
+
+fn sources(job: &RLJob, c: &mut Checks) {
+    let s = &job.spec;
+    let pairs = [
+        ("serving", s.serving.ref_.as_ref(), s.serving.template.is_some()),
+        ("rollout", s.rollout.ref_.as_ref(), s.rollout.template.is_some()),
+    ];
+    for (field, reference, template) in pairs {
+        c.rule(
+            reference.is_some() != template,
+            &format!("spec.{field}"),
+            "exactly one of ref and template must be set",
+            if template { "has both ref and template" } else { "has neither ref nor template" },
+            "keep one: ref to use an existing one, template to make one",
+        );
+        if let Some(r) = reference {
+            c.rule(
+                !r.name.is_empty(),
+                &format!("spec.{field}.ref.name"),
+                "must not be empty",
+                "is empty",
+                "name an object of this namespace",
+            );
+        }
+    }
+    if let Some(t) = &s.serving.template {
+        roles::engine(&t.spec.engine, &t.spec.accelerator, "spec.serving.template.spec.", c);
+    }
+    if let Some(t) = &s.rollout.template {
+        roles::worker(t.spec.placement, t.spec.replicas, &t.spec.worker, "spec.rollout.template.spec.", c);
+    }
+}
+
+fn update(old: &RLJob, new: &RLJob, c: &mut Checks) {
+    let (o, n) = (&old.spec, &new.spec);
+    let new_run = "start a new RLJob, or undo the edit";
+    let mut same = |holds: bool, path: &str, rule: &str| {
+        c.rule(holds, path, rule, "cannot be changed while the RLJob exists", new_run);
+    };
+    same(o.model == n.model, "spec.model", "model is immutable: a new model is a new run");
+    same(o.storage == n.storage, "spec.storage", "storage is immutable");
+    same(o.warm_start == n.warm_start, "spec.warmStart", "warmStart is immutable");
+    same(o.data == n.data, "spec.data", "data is immutable: other data is a new run");
+    same(o.sampling == n.sampling, "spec.sampling", "sampling is immutable: other sampling is a new run");
+    same(o.mode == n.mode, "spec.mode", "mode is immutable");
+    same(o.max_staleness == n.max_staleness, "spec.maxStaleness", "maxStaleness is immutable");
+    same(o.staleness_policy == n.staleness_policy, "spec.stalenessPolicy", "stalenessPolicy is immutable");
+    same(o.batch == n.batch, "spec.batch", "batch is immutable: other batch sizes are a new run");
+    same(o.reward == n.reward, "spec.reward", "reward is immutable: another reward is a new run");
+    same(o.algorithm.name == n.algorithm.name, "spec.algorithm", "algorithm.name is immutable");
+    let union = "the choice between ref and template is immutable";
+    same(o.serving.ref_.is_some() == n.serving.ref_.is_some(), "spec.serving", union);
+    same(o.rollout.ref_.is_some() == n.rollout.ref_.is_some(), "spec.rollout", union);
+    if let (Some(a), Some(b)) = (&o.rollout.template, &n.rollout.template) {
+        same(a.spec.placement == b.spec.placement, "spec.rollout.template.spec.placement", "placement is immutable");
+    }
+    c.rule(
+        o.trainer.accelerator.vendor == n.trainer.accelerator.vendor || o.suspend,
+        "spec.trainer",
+        "trainer.accelerator.vendor may change only while suspended",
+        "the trainer runs on another kind of device now",
+        "set suspend: true first, and change the vendor once it is suspended",
+    );
+}
