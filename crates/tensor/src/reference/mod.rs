@@ -1,10 +1,10 @@
 //! The oracle: every operation as its formula reads, in f64, one loop nest each. Slow on purpose. It takes f64 tensors
 //! (finite differences), f32 (each result rounded once) and bf16/f16.
 
-mod attention;
+pub(crate) mod attention;
 mod layers;
-mod logprob;
-mod vector;
+pub(crate) mod logprob;
+pub(crate) mod vector;
 
 use std::sync::Arc;
 
@@ -144,6 +144,10 @@ pub(crate) fn copy(dst: &Tensor, src: &Tensor) -> Result<()> {
     put(dst, &data)
 }
 
+pub(crate) fn fill(dst: &Tensor, value: f64) -> Result<()> {
+    put(dst, &vec![value; dst.numel()])
+}
+
 pub(crate) fn upload(dst: &Tensor, src: &[u8]) -> Result<()> {
     let mut d = dst.write_bytes()?;
     if d.len() != src.len() {
@@ -185,7 +189,7 @@ impl Backend for ReferenceBackend {
         download(src, dst)
     }
     fn fill(&self, _: Stream, dst: &Tensor, value: f64) -> Result<()> {
-        put(dst, &vec![value; dst.numel()])
+        fill(dst, value)
     }
     fn record(&self, _: Stream) -> Result<Event> {
         Ok(Event(0))

@@ -1,0 +1,89 @@
+//! Matrix products on `matrixmultiply`, behind one function.
+//!
+//! Why this library: it sums K in blocks of one fixed length whatever M and N are, so the bits of a row depend neither
+//! on the rows beside it nor on how the work is cut over threads. The conformance suite checks it on every machine.
+
+use super::threads::Threads;
+use crate::ops::{Gemm, GemmDims};
+use crate::{Error, Result};
+
+/// Rows or columns of one job: large against the micro-kernel, small enough to share.
+const JOB: usize = 64;
+/// Fewer multiply-adds than this are not worth waking anybody.
+const SHARE: usize = 1 << 18;
+
+/// A matrix in a slice: element (i, j) at `i * rs + j * cs`.
+#[derive(Clone, Copy)]
+struct Mat<'a> {
+    data: &'a [f32],
+    rs: usize,
+    cs: usize,
+}
+
+fn span(rows: usize, cols: usize, rs: usize, cs: usize) -> usize {
+    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * rs + (cols - 1) * cs + 1 }
+}
+
+/// The output, written by several jobs in disjoint blocks.
+struct Out {
+    ptr: *mut f32,
+    len: usize,
+    ld: usize,
+}
+
+// SAFETY: jobs write disjoint row or column ranges of it, see `gemm`.
+unsafe impl Sync for Out {}
+
+pub(super) fn gemm(threads: &Threads, a: &Gemm) -> Result<()> {
+    let GemmDims { m, n, k } = a.validate()?;
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let (x, y, mut d) = (a.a.read::<f32>()?, a.b.read::<f32>()?, a.d.write::<f32>()?);
+    let strides = |ld: usize, t: bool| if t { (1, ld) } else { (ld, 1) };
+    let ((ars, acs), (brs, bcs)) = (strides(a.a.stride(0), a.ta), strides(a.b.stride(0), a.tb));
+    let (am, bm) = (Mat { data: &x, rs: ars, cs: acs }, Mat { data: &y, rs: brs, cs: bcs });
+    let ld = a.d.stride(0);
+    // The kernel below trusts these.
+    if span(m, k, ars, acs) > x.len()
+        || span(k, n, brs, bcs) > y.len()
+        || span(m, n, ld, 1) > d.len()
+        || (m > 1 && ld < n)
+    {
+        return Err(Error::shape("gemm", "a leading dimension is smaller than its row".to_owned()));
+    }
+    let out = Out { ptr: d.as_mut_ptr(), len: d.len(), ld };
+    let (alpha, beta) = (a.alpha as f32, a.beta as f32);
+    if threads.count() == 1 || m * n * k < SHARE {
+        block(am, bm, &out, (0, m), (0, n), k, alpha, beta);
+        return Ok(());
+    }
+    // Cut the longer side; each job owns whole rows or whole columns of the output.
+    let by_rows = m >= n;
+    let (long, jobs) = if by_rows { (m, m.div_ceil(JOB)) } else { (n, n.div_ceil(JOB)) };
+    let jobs = jobs.min(threads.count() * 4).max(1);
+    let step = long.div_ceil(jobs).next_multiple_of(JOB);
+    threads.run(long.div_ceil(step), &|i| {
+        let range = (i * step, ((i + 1) * step).min(long));
+        let (rows, cols) = if by_rows { (range, (0, n)) } else { ((0, m), range) };
+        block(am, bm, &out, rows, cols, k, alpha, beta);
+    });
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn block(a: Mat, b: Mat, out: &Out, rows: (usize, usize), cols: (usize, usize), k: usize, alpha: f32, beta: f32) {
+    let (m, n) = (rows.1 - rows.0, cols.1 - cols.0);
+    debug_assert!((rows.1 - 1) * out.ld + cols.1 <= out.len);
+    // With K = 0 there is no first element to point at.
+    let at = |x: &Mat, offset: usize| if k == 0 { x.data.as_ptr() } else { x.data[offset..].as_ptr() };
+    let (pa, pb) = (at(&a, rows.0 * a.rs), at(&b, cols.0 * b.cs));
+    // SAFETY: `gemm` has checked that m x k, k x n and m x n elements with these strides lie inside the three slices;
+    // the output slice is borrowed exclusively, and no two jobs share an element of it: they own disjoint row ranges
+    // or disjoint column ranges, and `ld >= n`.
+    unsafe {
+        let pc = out.ptr.add(rows.0 * out.ld + cols.0);
+        let s = |x: usize| x as isize;
+        matrixmultiply::sgemm(m, k, n, alpha, pa, s(a.rs), s(a.cs), pb, s(b.rs), s(b.cs), beta, pc, s(out.ld), 1);
+    }
+}
