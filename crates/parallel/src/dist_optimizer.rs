@@ -22,7 +22,7 @@ use tensor::ops::{AdamW, Cast, Nonfinite, SumSq};
 use tensor::{Backend, Comm, DType, Stream, Tag, Tensor};
 
 use crate::error::{Error, Result};
-use crate::flat::{BUCKET_ELEMENTS, FlatParam, FlatPlan, TpGrad, runs_by};
+use crate::flat::{BUCKET_ELEMENTS, Bucket, FlatParam, FlatPlan, runs_by};
 
 /// PyTorch's constant in `clip_grad_norm_`.
 const CLIP_EPS: f64 = 1e-6;
@@ -92,7 +92,7 @@ pub struct OwnedPiece {
 }
 
 struct Piece {
-    bucket: Range<usize>,
+    bucket: Bucket,
     owned: OwnedPiece,
     /// The owned weights in the compute type; `None` if the master is what the layers read.
     param: Option<Tensor>,
@@ -110,8 +110,6 @@ pub struct DistOptimizer {
     config: AdamWConfig,
     weights: Tensor,
     pieces: Vec<Piece>,
-    /// Ranges of the flat gradient that are summed over tp before anything else.
-    partial: Vec<Range<usize>>,
     steps: u64,
     sum: Tensor,
     count: Tensor,
@@ -119,13 +117,15 @@ pub struct DistOptimizer {
 
 impl std::fmt::Debug for DistOptimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DistOptimizer").field("config", &self.config).field("steps", &self.steps).finish_non_exhaustive()
+        f.debug_struct("DistOptimizer")
+            .field("config", &self.config)
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
     }
 }
 
 impl DistOptimizer {
-    /// State for the flat buffer `weights` (`[total]`, padded by [`crate::flat::padded_len`]), moments zero, masters
-    /// taken from the weights. `params` are sorted by range. `dp` and `tp` are this rank's groups.
+    /// State for the flat buffer `weights` (`[total]`), moments zero, masters taken from the weights. `params` are sorted by range. `dp` and `tp` are this rank's groups.
     ///
     /// If the weights have their accumulator type, the masters *are* the owned pieces of `weights`: no second copy.
     ///
@@ -140,15 +140,15 @@ impl DistOptimizer {
         config: AdamWConfig,
     ) -> Result<DistOptimizer> {
         check_params(params, weights)?;
-        let plan = FlatPlan::new(weights.numel(), dp.size(), config.bucket_elements)?;
+        let plan = FlatPlan::new(weights.numel(), dp.size(), config.bucket_elements);
         let acc = weights.dtype().accumulator();
-        let state = |_: &str| Tensor::zeros(&*be, acc, &[plan.owned_len()], Tag::Optim);
-        let (m, v) = (state("m")?, state("v")?);
-        let shared = acc == weights.dtype();
-        let masters = if shared { None } else { Some(state("master")?) };
+        let state = || Tensor::zeros(&*be, acc, &[plan.owned_len(dp.rank())], Tag::Optim);
+        let (m, v) = (state()?, state()?);
+        let masters = if acc == weights.dtype() { None } else { Some(state()?) };
         let mut pieces = Vec::new();
         let mut at = 0;
-        for (bucket, flat) in plan.buckets().iter().zip(plan.owned(dp.rank())) {
+        for bucket in plan.buckets() {
+            let flat = bucket.owned(dp.rank());
             let n = flat.len();
             let own = weights.flat(flat.start, n)?;
             let (master, param) = match &masters {
@@ -160,7 +160,7 @@ impl DistOptimizer {
                 }
             };
             let owned = OwnedPiece { flat: flat.clone(), master, m: m.flat(at, n)?, v: v.flat(at, n)? };
-            let counts = |p: &FlatParam| p.tp == TpGrad::Sharded || tp.rank() == 0;
+            let counts = |p: &FlatParam| !p.replicated || tp.rank() == 0;
             let counted = runs_by(params, &flat, true, counts).into_iter().filter(|(_, c)| *c).map(|(r, _)| r);
             pieces.push(Piece {
                 bucket: bucket.clone(),
@@ -171,9 +171,7 @@ impl DistOptimizer {
             });
             at += n;
         }
-        let partial = params.iter().filter(|p| p.tp == TpGrad::Partial).map(|p| p.range.clone());
         Ok(DistOptimizer {
-            partial: if tp.size() > 1 { partial.collect() } else { Vec::new() },
             sum: Tensor::zeros(&*be, DType::F64, &[1], Tag::Work)?,
             count: Tensor::zeros(&*be, DType::I32, &[1], Tag::Work)?,
             be,
@@ -218,7 +216,6 @@ impl DistOptimizer {
         if grads.numel() != self.weights.numel() || grads.dtype() != acc {
             return Err(Error::Optimizer(format!("gradients {grads:?} for weights {:?}", self.weights)));
         }
-        self.sum_partial(grads)?;
         let owned = self.reduce(grads)?;
         let (sum_sq, nonfinite) = self.measure(&owned)?;
         let grad_norm = round(acc, grad_scale.abs() * sum_sq.sqrt());
@@ -249,42 +246,21 @@ impl DistOptimizer {
         self.gather_weights()
     }
 
-    fn sum_partial(&self, grads: &Tensor) -> Result<()> {
-        if self.partial.is_empty() {
-            return Ok(());
-        }
-        // Norms and biases: many and tiny, so one exchange for all.
-        let total = self.partial.iter().map(Range::len).sum();
-        let packed = Tensor::empty(&*self.be, grads.dtype(), &[total], Tag::Work)?;
-        let parts = || {
-            let mut at = 0;
-            self.partial.iter().map(move |r| {
-                at += r.len();
-                (at - r.len(), r)
-            })
-        };
-        for (at, r) in parts() {
-            self.be.copy(Stream::COMPUTE, &packed.flat(at, r.len())?, &grads.flat(r.start, r.len())?)?;
-        }
-        self.tp.all_reduce(&*self.be, Stream::COMPUTE, &packed)?;
-        for (at, r) in parts() {
-            self.be.copy(Stream::COMPUTE, &grads.flat(r.start, r.len())?, &packed.flat(at, r.len())?)?;
-        }
-        Ok(())
-    }
-
     /// The sum over ranks of each owned piece.
     fn reduce(&self, grads: &Tensor) -> Result<Vec<Tensor>> {
         let mut out: Vec<Option<Tensor>> = vec![None; self.pieces.len()];
         // Back to front: the last layers' gradients are ready first.
         for (slot, piece) in out.iter_mut().zip(&self.pieces).rev() {
-            let bucket = grads.flat(piece.bucket.start, piece.bucket.len())?;
+            let range = &piece.bucket.range;
+            let part = grads.flat(range.start, range.len())?;
             *slot = Some(if self.dp.size() == 1 {
-                bucket
+                part
             } else {
-                let own = Tensor::empty(&*self.be, grads.dtype(), &[piece.owned.flat.len()], Tag::Work)?;
-                self.dp.reduce_scatter(&*self.be, Stream::COMPUTE, &bucket, &own)?;
-                own
+                let own = Tensor::empty(&*self.be, grads.dtype(), &[piece.bucket.piece], Tag::Work)?;
+                let padded = piece.bucket.piece * self.dp.size();
+                let send = if padded == range.len() { part } else { self.padded(&part, padded)? };
+                self.dp.reduce_scatter(&*self.be, Stream::COMPUTE, &send, &own)?;
+                own.flat(0, piece.owned.flat.len())?
             });
         }
         Ok(out.into_iter().flatten().collect())
@@ -353,11 +329,23 @@ impl DistOptimizer {
             return Ok(());
         }
         for piece in &self.pieces {
-            let bucket = self.weights.flat(piece.bucket.start, piece.bucket.len())?;
-            let own = self.weights.flat(piece.owned.flat.start, piece.owned.flat.len())?;
-            self.dp.all_gather(Stream::COMPUTE, &own, &bucket)?;
+            let (range, n) = (&piece.bucket.range, piece.bucket.piece);
+            let part = self.weights.flat(range.start, range.len())?;
+            let padded = n * self.dp.size();
+            let whole = if padded == range.len() { part.clone() } else { self.padded(&part, padded)? };
+            self.dp.all_gather(Stream::COMPUTE, &whole.flat(self.dp.rank() * n, n)?, &whole)?;
+            if padded != range.len() {
+                self.be.copy(Stream::COMPUTE, &part, &whole.flat(0, range.len())?)?;
+            }
         }
         Ok(())
+    }
+
+    /// A copy of `part` with zeros behind it.
+    fn padded(&self, part: &Tensor, len: usize) -> Result<Tensor> {
+        let out = Tensor::zeros(&*self.be, part.dtype(), &[len], Tag::Work)?;
+        self.be.copy(Stream::COMPUTE, &out.flat(0, part.numel())?, part)?;
+        Ok(out)
     }
 }
 

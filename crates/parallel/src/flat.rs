@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
+use models::{ParamStore, Shard};
 
 /// What the optimizer must know of one parameter. Elements not covered by any parameter are padding: zero for ever.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,20 +14,25 @@ pub struct FlatParam {
     pub range: Range<usize>,
     /// Whether weight decay applies.
     pub decay: bool,
-    /// How the tensor parallel ranks hold it.
-    pub tp: TpGrad,
+    /// Whether every tensor parallel rank holds all of it (and its complete gradient); else a slice of its own.
+    pub replicated: bool,
 }
 
-/// What the gradient of a parameter on one tensor parallel rank is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TpGrad {
-    /// Of this rank's own slice: nobody else has it.
-    Sharded,
-    /// Every rank holds the whole parameter, and a part of its gradient (it saw a part of the tokens, or fed a part of
-    /// the output): to be summed over the ranks.
-    Partial,
-    /// Every rank holds the whole parameter and its whole gradient.
-    Same,
+impl FlatParam {
+    /// The parameters of a store, for the optimizer of that rank. Matrices decay; norms only with `decay_norms`.
+    ///
+    /// The gradients must be complete on every tensor parallel rank ([`models::Model::finish_grads`]).
+    pub fn of_store(store: &ParamStore, decay_norms: bool) -> Vec<FlatParam> {
+        let entries = store.specs().iter().zip(&store.layout().entries);
+        entries
+            .map(|(spec, entry)| FlatParam {
+                name: spec.name.clone(),
+                range: entry.range(),
+                decay: spec.weight_decay || decay_norms,
+                replicated: spec.shard == Shard::Replicated,
+            })
+            .collect()
+    }
 }
 
 /// Elements in a bucket, about: large enough to keep a network busy, small enough to start early (Megatron-LM's 40 M).
@@ -45,50 +50,52 @@ pub fn bucket_quantum(dp: usize) -> usize {
     dp / gcd(dp, ALIGN) * ALIGN
 }
 
-/// Elements a flat buffer must have, so that its `used` elements divide among `dp` ranks.
-pub fn padded_len(used: usize, dp: usize) -> usize {
-    used.next_multiple_of(bucket_quantum(dp))
+/// A part of the flat buffer that is exchanged at once, in `dp` equal pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its elements.
+    pub range: Range<usize>,
+    /// Elements of a piece. In the last bucket the pieces may reach beyond the buffer: then the exchange goes through a
+    /// padded copy of that bucket, which is smaller than [`bucket_quantum`].
+    pub piece: usize,
+}
+
+impl Bucket {
+    /// What `rank` owns of it.
+    pub fn owned(&self, rank: usize) -> Range<usize> {
+        let at = |r: usize| (self.range.start + r * self.piece).min(self.range.end);
+        at(rank)..at(rank + 1)
+    }
 }
 
 /// The division of a flat buffer of `total` elements among `dp` ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlatPlan {
-    buckets: Vec<Range<usize>>,
-    dp: usize,
+    buckets: Vec<Bucket>,
 }
 
 impl FlatPlan {
     /// Buckets of about `bucket_elements`; parameters may straddle them.
-    ///
-    /// # Errors
-    /// [`Error::Optimizer`] if `total` is not padded (see [`padded_len`]).
-    pub fn new(total: usize, dp: usize, bucket_elements: usize) -> Result<FlatPlan> {
-        let quantum = bucket_quantum(dp.max(1));
-        if dp == 0 || !total.is_multiple_of(quantum) {
-            let what = format!("a flat buffer of {total} elements does not divide among dp {dp}: pad it to {quantum}");
-            return Err(Error::Optimizer(what));
-        }
+    pub fn new(total: usize, dp: usize, bucket_elements: usize) -> FlatPlan {
+        let quantum = bucket_quantum(dp);
+        let even = total / quantum * quantum;
         let step = bucket_elements.max(1).next_multiple_of(quantum);
-        let buckets = (0..total).step_by(step).map(|at| at..(at + step).min(total)).collect();
-        Ok(FlatPlan { buckets, dp })
+        let whole = (0..even).step_by(step).map(|at| at..(at + step).min(even));
+        let mut buckets: Vec<Bucket> = whole.map(|range| Bucket { piece: range.len() / dp, range }).collect();
+        if even < total {
+            buckets.push(Bucket { range: even..total, piece: quantum / dp });
+        }
+        FlatPlan { buckets }
     }
 
     /// The buckets, in the order of the buffer.
-    pub fn buckets(&self) -> &[Range<usize>] {
+    pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// The piece of each bucket that `rank` owns.
-    pub fn owned(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
-        self.buckets.iter().map(move |bucket| {
-            let piece = bucket.len() / self.dp;
-            bucket.start + rank * piece..bucket.start + (rank + 1) * piece
-        })
-    }
-
-    /// Elements that each rank owns.
-    pub fn owned_len(&self) -> usize {
-        self.buckets.iter().map(|b| b.len() / self.dp).sum()
+    /// Elements that `rank` owns.
+    pub fn owned_len(&self, rank: usize) -> usize {
+        self.buckets.iter().map(|b| b.owned(rank).len()).sum()
     }
 }
 
@@ -131,7 +138,7 @@ mod tests {
     use super::*;
 
     fn param(range: Range<usize>, decay: bool) -> FlatParam {
-        FlatParam { name: format!("{range:?}"), range, decay, tp: TpGrad::Sharded }
+        FlatParam { name: format!("{range:?}"), range, decay, replicated: false }
     }
 
     #[test]
@@ -143,26 +150,29 @@ mod tests {
     }
 
     #[test]
-    fn an_unpadded_buffer_is_refused() {
-        assert_eq!(bucket_quantum(2), 128);
-        assert_eq!(bucket_quantum(3), 384);
-        assert_eq!(padded_len(1, 6), 384);
-        assert!(FlatPlan::new(130, 2, 1 << 20).unwrap_err().to_string().contains("pad it to 128"));
+    fn pieces_are_aligned_and_only_the_tail_is_padded() {
+        assert_eq!(
+            (bucket_quantum(1), bucket_quantum(2), bucket_quantum(3), bucket_quantum(256)),
+            (128, 128, 384, 256)
+        );
+        let plan = FlatPlan::new(128 * 5 + 64, 2, 256);
+        let ranges: Vec<_> = plan.buckets().iter().map(|b| (b.range.clone(), b.piece)).collect();
+        assert_eq!(ranges, [(0..256, 128), (256..512, 128), (512..640, 64), (640..704, 64)]);
+        assert_eq!((plan.buckets()[3].owned(0), plan.buckets()[3].owned(1)), (640..704, 704..704));
     }
 
     proptest! {
         #[test]
-        fn every_element_has_exactly_one_owner(used in 0usize..5000, dp in 1usize..9, bucket in 1usize..3000) {
-            let total = padded_len(used, dp);
-            let plan = FlatPlan::new(total, dp, bucket).unwrap();
+        fn every_element_has_exactly_one_owner(total in 0usize..5000, dp in 1usize..9, bucket in 1usize..3000) {
+            let plan = FlatPlan::new(total, dp, bucket);
             let mut owners = vec![0; total];
             for rank in 0..dp {
                 let mut len = 0;
-                for piece in plan.owned(rank) {
-                    len += piece.len();
-                    owners[piece].iter_mut().for_each(|o| *o += 1);
+                for bucket in plan.buckets() {
+                    len += bucket.owned(rank).len();
+                    owners[bucket.owned(rank)].iter_mut().for_each(|o| *o += 1);
                 }
-                prop_assert_eq!(len, plan.owned_len());
+                prop_assert_eq!(len, plan.owned_len(rank));
             }
             prop_assert!(owners.iter().all(|o| *o == 1));
         }

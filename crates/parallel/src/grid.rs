@@ -84,10 +84,8 @@ impl Grid {
         }
         let dense = tp * cp * dp;
         if !dense.is_multiple_of(etp * ep) {
-            let what = format!(
-                "etp * ep = {} does not divide tp * cp * dp = {dense}; choose ep so that it does",
-                etp * ep
-            );
+            let what =
+                format!("etp * ep = {} does not divide tp * cp * dp = {dense}; choose ep so that it does", etp * ep);
             return Err(refuse(what));
         }
         Ok(Grid { layout, edp: dense / (etp * ep) })

@@ -1,7 +1,7 @@
 //! Who works with whom, and the optimizer they share.
 //!
 //! [`grid`] says which ranks form which group for a [`Layout`]; [`flat`] divides a rank's flat buffers among the data
-//! parallel ranks; [`dist_optimizer`] is AdamW on that division. This crate knows no model, no file and no network: a
+//! parallel ranks; [`dist_optimizer`] is AdamW on that division. This crate knows no layer, no file and no network: a
 //! group arrives as `dyn Comm`, a parameter as a range with two flags.
 //!
 //! Invariants:
@@ -21,7 +21,7 @@ mod layout;
 
 pub use dist_optimizer::{AdamWConfig, DistOptimizer, OwnedPiece, StepReport};
 pub use error::{Error, Result};
-pub use flat::{FlatParam, TpGrad};
+pub use flat::FlatParam;
 pub use grid::{Axis, Coord, Grid};
 pub use groups::Groups;
 pub use layout::Layout;
