@@ -1,0 +1,233 @@
+//! What reaches the brain, and what it wants done.
+
+use control::wire::{
+    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, EngineAddress, FailReply, FailRequest,
+    LeaseRequest, NextReply, NextRequest, Progress, Refusal, RenewReply, RenewRequest, ReportReply, ReportRequest, Sampling, SettingsReply,
+    StepRecord, TaskKind,
+};
+use rl::GroupAdvantage;
+use straw::Ref;
+
+use crate::{Converted, Error, Record, RunConfig};
+
+/// A request that waits for its answer; the binary knows which.
+pub type ReplyId = u64;
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// `POST /v1/lease`
+    Lease(ReplyId, LeaseRequest),
+    /// `POST /v1/renew`
+    Renew(ReplyId, RenewRequest),
+    /// `POST /v1/complete`
+    Complete(ReplyId, Box<CompleteRequest>),
+    /// `POST /v1/fail`
+    Fail(ReplyId, FailRequest),
+    /// `POST /v1/claim`
+    Claim(ReplyId, ClaimRequest),
+    /// `POST /v1/next`
+    Next(ReplyId, NextRequest),
+    /// `POST /v1/report`
+    Report(ReplyId, Box<ReportRequest>),
+    /// `POST /v1/settings`
+    Settings(ReplyId, Box<SettingsAsked>),
+    /// `POST /v1/checkpoint`
+    Checkpoint(ReplyId, CheckpointRequest),
+    /// `GET /v1/progress`
+    Progress(ReplyId),
+    /// The engines that the Service names now.
+    Engines(Vec<EngineAddress>),
+    /// An engine was asked what it serves.
+    EngineProbed {
+        /// Which.
+        url: String,
+        /// The version, 0 for none of ours.
+        result: Result<u64, Unreached>,
+    },
+    /// [`Command::UpdateEngine`] ended.
+    EngineUpdated {
+        /// Which.
+        url: String,
+        /// To which version.
+        version: u64,
+        /// Paused, loaded and acknowledged.
+        result: Result<(), String>,
+    },
+    /// [`Command::ResumeEngine`] ended.
+    EngineResumed {
+        /// Which.
+        url: String,
+        /// It generates.
+        result: Result<(), String>,
+    },
+    /// [`Command::Convert`] ended.
+    Converted {
+        /// Which batch.
+        step: u64,
+        /// Written, or why not.
+        result: Result<Box<Converted>, String>,
+    },
+    /// [`Command::ConvertWarm`] ended.
+    WarmConverted {
+        /// Update of the first batch.
+        first: u64,
+        /// Written, or why not.
+        result: Result<Vec<Converted>, String>,
+    },
+    /// [`Command::VerifyTiles`] ended.
+    TilesVerified {
+        /// Which trainer epoch.
+        trainer_epoch: u64,
+        /// Its order.
+        seq: u64,
+        /// They are what was reported.
+        result: Result<(), TilesProblem>,
+    },
+    /// [`Command::ListFolders`] ended: folders of tiles and weights, relative to the run's.
+    FoldersFound(Vec<String>),
+    /// [`Command::DeleteFolder`] ended.
+    FolderDeleted {
+        /// Which.
+        folder: String,
+        /// It is gone.
+        result: Result<(), String>,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// Why an engine could not be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreached {
+    /// Nobody listens there: the process is gone, rather than slow.
+    pub gone: bool,
+    /// What the transport said.
+    pub message: String,
+}
+
+/// Why tiles were not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TilesProblem {
+    /// They cannot be read now.
+    Unreadable(String),
+    /// They are not what was reported.
+    Wrong(String),
+}
+
+/// Settings as asked for, resolved by the binary as the run's own configuration was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SettingsAsked {
+    /// Strictly rising.
+    pub number: u64,
+    /// Attempts up to this are fenced.
+    pub fence_attempts_up_to: u64,
+    /// No leases there.
+    pub cordoned_nodes: Vec<String>,
+    /// No new groups.
+    pub paused: bool,
+    /// The spec as it stands.
+    pub config: Result<Box<RunConfig>, Error>,
+}
+
+/// Work for a worker, without the text of its row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grant {
+    /// Unique across conductor epochs.
+    pub lease: String,
+    /// The task.
+    pub task: u64,
+    /// Duration from now.
+    pub lease_ms: u64,
+    /// Training or evaluation.
+    pub kind: TaskKind,
+    /// Row of the training data or of the held-out data.
+    pub row: u64,
+    /// One seed per sample.
+    pub seeds: Vec<u64>,
+    /// How to draw.
+    pub sampling: Sampling,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Reply {
+    Lease { grants: Vec<Grant>, engines: Vec<EngineAddress>, abandon: Vec<u64> },
+    Renew(RenewReply),
+    Complete(CompleteReply),
+    Fail(FailReply),
+    Claim(Box<ClaimReply>),
+    Next(Box<NextReply>),
+    Report(ReportReply),
+    Settings(SettingsReply),
+    Checkpoint(CheckpointReply),
+    Progress(Box<Progress>),
+    Refused(Refusal),
+}
+
+/// Something to be done once the records before it are durable. Each ends in the event of the same name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Answer a request.
+    Reply(ReplyId, Reply),
+    /// Read groups, convert them to one batch, write it.
+    Convert {
+        /// The step.
+        step: u64,
+        /// The groups and where they lie, ascending.
+        groups: Vec<(u64, Ref)>,
+        /// Baseline.
+        advantage: GroupAdvantage,
+    },
+    /// Make warm-start batches, write them in one go.
+    ConvertWarm {
+        /// Update of the first.
+        first: u64,
+        /// Rows of each.
+        rows: Vec<Vec<u64>>,
+    },
+    /// Check tiles against what was reported.
+    VerifyTiles {
+        /// Which trainer epoch.
+        trainer_epoch: u64,
+        /// Its order.
+        seq: u64,
+        /// Where, relative to the run's folder.
+        folder: String,
+        /// SHA-256 of index.json, hex.
+        index_digest: String,
+    },
+    /// Pause, load, ask which version it serves. It stays paused.
+    UpdateEngine {
+        /// Which.
+        url: String,
+        /// The version.
+        version: u64,
+        /// Its folder, relative to the run's.
+        folder: String,
+    },
+    /// Let it generate.
+    ResumeEngine {
+        /// Which.
+        url: String,
+    },
+    /// List the folders of tiles and weights.
+    ListFolders,
+    /// Delete a folder that no record names.
+    DeleteFolder {
+        /// Relative to the run's.
+        folder: String,
+    },
+}
+
+/// What a step wants: records first, all of them durable, then the commands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// To be appended in this order.
+    pub records: Vec<Record>,
+    /// To be done after that.
+    pub commands: Vec<Command>,
+    /// Lines of `steps.jsonl` that these records brought forth.
+    pub step_records: Vec<StepRecord>,
+}

@@ -1,0 +1,52 @@
+//! Folders of tiles and weights: only the conductor deletes them, and only those that no record names.
+
+use crate::{Command, Conductor, Error, Record, Step, memory::backoff_ms};
+
+impl Conductor {
+    /// Folders found on disk: those of superseded epochs that nothing names were never finished.
+    pub(crate) fn on_folders(&mut self, folders: Vec<String>, out: &mut Step) {
+        for folder in folders {
+            if self.state.is_orphan(&folder) && !self.state.garbage.contains(&folder) && !self.memory.deleting.contains_key(&folder) {
+                self.memory.deleting.insert(folder.clone(), None);
+                out.commands.push(Command::DeleteFolder { folder });
+            }
+        }
+    }
+
+    pub(crate) fn on_deleted(&mut self, folder: String, result: Result<(), String>, now: u64, out: &mut Step) -> Result<(), Error> {
+        match result {
+            Ok(()) => {
+                self.memory.deleting.remove(&folder);
+                if self.state.garbage.contains(&folder) {
+                    self.emit(out, Record::FolderDeleted { folder })?;
+                }
+            }
+            Err(problem) => {
+                tracing::warn!(folder, problem, "a folder could not be deleted; it is tried again");
+                self.memory.deleting.insert(folder, Some(now + backoff_ms(u32::MAX)));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn drive_folders(&mut self, now: u64, out: &mut Step) {
+        // Older weights go when every engine that lives has acknowledged later ones.
+        let settled = |version: u64| {
+            let engines = &self.memory.engines;
+            engines.values().filter(|engine| engine.live).all(|engine| engine.updating.is_none() && engine.version == Some(version))
+        };
+        let weights_free = settled(self.state.version);
+        let in_use = self.state.folders_in_use();
+        for folder in &self.state.garbage {
+            let free = !in_use.contains(folder) && (weights_free || !folder.starts_with("weights/"));
+            let due = match self.memory.deleting.get(folder) {
+                None => true,
+                Some(again) => again.is_some_and(|at| at <= now),
+            };
+            if free && due {
+                self.memory.deleting.insert(folder.clone(), None);
+                out.commands.push(Command::DeleteFolder { folder: folder.clone() });
+            }
+        }
+    }
+}

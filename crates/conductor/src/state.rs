@@ -1,0 +1,904 @@
+//! What is true of the run: the journal, added up. Nothing in here comes from memory, a clock or another host's files.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use control::wire::{CommitRef, GroupSummary, Layout, Order, Report, Start, StepRecord, TrainOrder};
+use serde::{Deserialize, Serialize};
+use straw::queue::{self, BatchId, DropCause, NewTask, Op, Queue, TaskId};
+
+use crate::{
+    AttemptConfig, Converted, Cursor, Drawn, Error, EvalFor, Live, Position, Record, RunConfig, microbatch,
+    order::{OrderKind, epoch_of},
+};
+
+/// Task numbers from here on are evaluation tasks; below are groups of the training data, numbered by `group_index`.
+pub const EVAL_TASKS: u64 = 1 << 52;
+/// Tries (failed, or with a lease that ran out) a task has before it is dropped.
+pub const ATTEMPTS_MAX: u32 = 5;
+
+/// Events kept for people.
+const EVENTS_KEPT: usize = 50;
+/// Versions kept in the ledger beyond those that something refers to: a group older than this is far too stale anyway.
+const VERSIONS_KEPT: u64 = 256;
+
+/// A batch that is kept until a commit has passed it; its groups and its payload are the queue's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Batch {
+    /// Oldest version among its tokens.
+    pub version_min: u64,
+    /// Newest.
+    pub version_max: u64,
+    /// Version the engines were at.
+    pub version: u64,
+    /// Largest distance between the step and the weights a group began with.
+    pub staleness: u64,
+    /// Time from the first lease to acceptance.
+    pub generate_ms: u64,
+    /// When it was accepted.
+    pub accepted_ms: u64,
+    /// The converted batch.
+    pub converted: Option<Converted>,
+    /// The last epoch that was given it.
+    pub given_to: Option<u64>,
+}
+
+/// A warm-start batch, kept likewise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WarmBatch {
+    /// The converted batch.
+    pub converted: Converted,
+    /// The last epoch that was given it.
+    pub given_to: Option<u64>,
+}
+
+/// The trainer that claimed last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trainer {
+    /// Its epoch.
+    pub epoch: u64,
+    /// The operator's counter.
+    pub attempt: u64,
+    /// Random per process.
+    pub incarnation: String,
+    /// Pod name.
+    pub pod: String,
+    /// How its ranks are laid out.
+    pub layout: Layout,
+    /// Most tokens of a micro-batch, as the configuration said when it claimed.
+    pub tokens_max: u64,
+    /// The configuration it was given.
+    pub config: AttemptConfig,
+    /// Where it began.
+    pub start: Start,
+    /// What it has learnt, orders done.
+    pub position: Position,
+    /// Last order done and reported.
+    pub done: u64,
+    /// The order at hand, number `done + 1`.
+    pub order: Option<OrderKind>,
+    /// The conductor that gave it.
+    pub ordered_by: u64,
+    /// The version its weights were written as; nothing since it learnt anything after.
+    pub published: Option<u64>,
+    /// It has done whatever earlier attempts had been given.
+    pub caught_up: bool,
+    /// It said that it exits.
+    pub stopped: bool,
+    /// Why it may not report any more.
+    pub refused: Option<String>,
+}
+
+/// An entry of the weight-version ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Version {
+    /// Digest of the weights.
+    pub digest: String,
+    /// What was learnt into them.
+    pub position: Position,
+    /// Folder, relative to the run's.
+    pub folder: String,
+    /// Time the engines took.
+    pub publish_ms: u64,
+}
+
+/// Weights that are written and not yet acknowledged: the intent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Publishing {
+    /// Version they become.
+    pub version: u64,
+    /// Folder, relative to the run's.
+    pub folder: String,
+    /// Digest of the weights.
+    pub digest: String,
+    /// What was learnt into them.
+    pub position: Position,
+    /// When the intent was journaled.
+    pub since_ms: u64,
+}
+
+/// A recovery boundary.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// What the trainer is told.
+    pub commit: CommitRef,
+    /// Trainer that wrote the tiles.
+    pub trainer_epoch: u64,
+    /// Conductor that recorded it.
+    pub conductor_epoch: u64,
+    /// Where the source stood.
+    pub cursor: Cursor,
+}
+
+/// An evaluation under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    /// What for.
+    pub purpose: EvalFor,
+    /// Version measured.
+    pub version: u64,
+    /// What was learnt into it.
+    pub position: Position,
+    /// First task.
+    pub first_task: u64,
+    /// Prompts.
+    pub prompts: u64,
+}
+
+/// A finished evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalResult {
+    /// What was measured.
+    pub position: Position,
+    /// Right answers.
+    pub passed: u64,
+    /// Answers.
+    pub answered: u64,
+}
+
+impl EvalResult {
+    /// Share of right answers, if there was any answer.
+    #[must_use]
+    pub fn pass_rate(&self) -> Option<f64> {
+        (self.answered > 0).then(|| self.passed as f64 / self.answered as f64)
+    }
+}
+
+/// Settings of the operator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SettingsHeld {
+    /// Their number.
+    pub number: u64,
+    /// Attempts up to this are fenced.
+    pub fence_attempts_up_to: u64,
+    /// No leases there.
+    pub cordoned_nodes: Vec<String>,
+    /// No new groups.
+    pub paused: bool,
+    /// What a new attempt takes.
+    pub attempt: AttemptConfig,
+    /// What is live.
+    pub live: Live,
+}
+
+/// A checkpoint the operator asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointAsked {
+    /// Caller's name for it.
+    pub id: String,
+    /// Attempt it is meant for.
+    pub attempt: u64,
+    /// Stop after it.
+    pub then_stop: bool,
+    /// The commit is journaled.
+    pub done: bool,
+}
+
+/// A run that has begun.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// What it began with.
+    pub config: RunConfig,
+    /// What the operator set since.
+    pub settings: SettingsHeld,
+    /// When its first record was written.
+    pub began_ms: u64,
+}
+
+/// The durable state. Made by [`State::apply`] from records and nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// The last conductor that took over.
+    pub conductor_epoch: u64,
+    /// The run, once its first record is written.
+    pub run: Option<Run>,
+    /// The data source.
+    pub cursor: Cursor,
+    /// Groups from draw to release, and prompts under evaluation. Its leases are memory: they are not part of a snapshot,
+    /// and do not count when states are compared.
+    pub queue: Queue,
+    /// What is known of finished groups that are not released.
+    pub summaries: BTreeMap<u64, GroupSummary>,
+    /// The next evaluation task's number.
+    pub next_eval_task: u64,
+    /// RL batches from acceptance until a commit has passed them.
+    pub batches: BTreeMap<u64, Batch>,
+    /// RL steps that were learnt at least once.
+    pub trained: u64,
+    /// Warm-start batches until a commit has passed them.
+    pub warm_batches: BTreeMap<u64, WarmBatch>,
+    /// The trainer.
+    pub trainer: Option<Trainer>,
+    /// Highest trainer epoch ever given.
+    pub trainer_epoch: u64,
+    /// Highest attempt that ever claimed.
+    pub attempt: u64,
+    /// The ledger.
+    pub versions: BTreeMap<u64, Version>,
+    /// The current version; 0 before the first.
+    pub version: u64,
+    /// Highest version number ever ordered: abandoned ones are not used again.
+    pub version_last: u64,
+    /// The intent.
+    pub publishing: Option<Publishing>,
+    /// Commits that are kept, oldest first.
+    pub commits: VecDeque<Commit>,
+    /// Commits ever.
+    pub commits_total: u64,
+    /// The evaluation under way.
+    pub eval: Option<Eval>,
+    /// The last one of the warm start.
+    pub warm_result: Option<EvalResult>,
+    /// The last one of the RL phase.
+    pub rl_result: Option<EvalResult>,
+    /// Checkpoints asked for, the newest last; a bounded number of done ones is kept for the caller to see.
+    pub checkpoints: VecDeque<CheckpointAsked>,
+    /// Folders that nothing names any more and that are still to be deleted.
+    pub garbage: BTreeSet<String>,
+    /// The final checkpoint is written.
+    pub exported: Option<Position>,
+    /// The trainer said that it is done, and this is journaled.
+    pub finished: bool,
+    /// The run cannot go on.
+    pub failure: Option<String>,
+    /// Groups dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Generate calls made for groups that were completed.
+    pub generate_calls: u64,
+    /// The last finished RL step.
+    pub last_step: Option<StepRecord>,
+    /// Step records ever written.
+    pub step_records: u64,
+    /// For people: time and text.
+    pub events: VecDeque<(u64, String)>,
+}
+
+/// What applying a record brought forth besides the new state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Applied {
+    /// A line of `steps.jsonl`.
+    pub step_record: Option<StepRecord>,
+}
+
+/// Done checkpoint requests kept for the operator to see.
+const CHECKPOINTS_KEPT: usize = 32;
+
+impl State {
+    /// The state after `record`.
+    ///
+    /// # Errors
+    /// When the record cannot follow: the state is then of no use.
+    pub fn apply(&mut self, record: &Record) -> Result<Applied, Error> {
+        let mut applied = Applied::default();
+        let name = record.name();
+        let bad = |what: String| Error::Inconsistent { record: name, what };
+        match record {
+            Record::Opened { conductor_epoch, time_ms, config } => {
+                if *conductor_epoch <= self.conductor_epoch {
+                    return Err(bad(format!("epoch {conductor_epoch} after {}", self.conductor_epoch)));
+                }
+                self.conductor_epoch = *conductor_epoch;
+                match (config, &self.run) {
+                    (Some(config), None) => {
+                        let settings = SettingsHeld {
+                            number: 0,
+                            fence_attempts_up_to: 0,
+                            cordoned_nodes: Vec::new(),
+                            paused: false,
+                            attempt: config.attempt.clone(),
+                            live: config.live.clone(),
+                        };
+                        self.run = Some(Run { config: (**config).clone(), settings, began_ms: *time_ms });
+                        self.next_eval_task = EVAL_TASKS;
+                        self.event(*time_ms, "the run began".to_owned());
+                    }
+                    (None, Some(_)) => self.event(*time_ms, format!("conductor epoch {conductor_epoch} took over")),
+                    (Some(_), Some(_)) => return Err(bad("the run began twice".to_owned())),
+                    (None, None) => return Err(bad("the run never began".to_owned())),
+                }
+            }
+            Record::Settings { number, fence_attempts_up_to, cordoned_nodes, paused, attempt, live } => {
+                let settings = &mut self.run_mut(name)?.settings;
+                *settings = SettingsHeld {
+                    number: *number,
+                    fence_attempts_up_to: *fence_attempts_up_to,
+                    cordoned_nodes: cordoned_nodes.clone(),
+                    paused: *paused,
+                    attempt: (**attempt).clone(),
+                    live: live.clone(),
+                };
+            }
+            Record::Refilled { groups, cursor } => {
+                self.submit(name, groups)?;
+                self.cursor = *cursor;
+            }
+            Record::Completed { task, submission, group, summary, attempt } => {
+                let (task, submission, result) = (TaskId(*task), submission.clone(), vec![group.clone()]);
+                self.queue(name, &Op::Complete { task, submission, result, attempt: *attempt })?;
+                self.summaries.insert(task.0, summary.clone());
+                self.generate_calls += u64::from(summary.generate_calls);
+            }
+            Record::TaskFailed { task, lapsed, reason, attempt } => {
+                let cause = if *lapsed { DropCause::Lapsed } else { DropCause::Failed };
+                let op = Op::Fail { task: TaskId(*task), cause, reason: reason.clone(), drop: false, attempt: *attempt };
+                self.queue(name, &op)?;
+                if self.queue.is_settled(TaskId(*task)) && *task < EVAL_TASKS {
+                    self.count_dropped("failed", 1);
+                }
+            }
+            Record::Requeued { groups, cursor } => {
+                for (old, new) in groups {
+                    let reason = format!("too stale, generated again as group {}", new.group_index);
+                    self.drop_task(name, *old, DropCause::Stale, &reason)?;
+                }
+                let again: Vec<Drawn> = groups.iter().map(|(_, new)| *new).collect();
+                self.submit(name, &again)?;
+                self.cursor = *cursor;
+                self.count_dropped("requeued", groups.len() as u64);
+            }
+            Record::Dropped { groups, reason } => {
+                for group in groups {
+                    self.drop_task(name, *group, reason.cause(), reason.class())?;
+                }
+                self.count_dropped(reason.class(), groups.len() as u64);
+            }
+            Record::Accepted { step, groups, cursor: _, version, generate_ms, time_ms } => {
+                let mut positions = Vec::with_capacity(groups.len());
+                let (mut oldest, mut newest) = (u64::MAX, 0);
+                for group in groups {
+                    let found = self.queue.accepted_of(TaskId(*group)).map(|(position, _)| position).zip(self.summaries.get(group));
+                    let (position, summary) = found.ok_or_else(|| bad(format!("group {group} has no result")))?;
+                    positions.push(position);
+                    oldest = oldest.min(summary.version_min);
+                    newest = newest.max(summary.version_max);
+                }
+                self.queue(name, &Op::PlanBatch { batch: BatchId(*step), positions })?;
+                let staleness = self.staleness(*step, oldest);
+                let batch = Batch {
+                    version_min: oldest,
+                    version_max: newest,
+                    version: *version,
+                    staleness,
+                    generate_ms: *generate_ms,
+                    accepted_ms: *time_ms,
+                    converted: None,
+                    given_to: None,
+                };
+                self.batches.insert(*step, batch);
+            }
+            Record::Converted { step, batch } => {
+                self.queue(name, &Op::BatchReady { batch: BatchId(*step), payload: vec![batch.batch.clone()] })?;
+                let kept = self.batches.get_mut(step).ok_or_else(|| bad(format!("step {step} has no batch")))?;
+                kept.converted = Some((**batch).clone());
+            }
+            Record::WarmConverted { first, batches } => {
+                for (update, batch) in (*first..).zip(batches) {
+                    let kept = WarmBatch { converted: batch.clone(), given_to: None };
+                    if self.warm_batches.insert(update, kept).is_some() {
+                        return Err(bad(format!("warm-start update {update} is converted twice")));
+                    }
+                }
+            }
+            Record::Claimed { trainer_epoch, attempt, incarnation, pod, layout, start, time_ms } => {
+                if *trainer_epoch <= self.trainer_epoch || *attempt < self.attempt {
+                    return Err(bad(format!("epoch {trainer_epoch}, attempt {attempt}")));
+                }
+                let config = self.run_ref(name)?.settings.attempt.clone();
+                let position = match start {
+                    Start::Commit(commit) => Position::of(commit),
+                    _ => self.initial_position(),
+                };
+                // What was learnt after the boundary will be learnt again.
+                self.queue(name, &Op::Rewind { to: BatchId(position.step) })?;
+                self.trainer_epoch = *trainer_epoch;
+                self.attempt = *attempt;
+                // Whatever was asked of an attempt that is gone cannot be had from this one.
+                self.checkpoints.retain(|asked| asked.done || asked.attempt >= *attempt);
+                self.trainer = Some(Trainer {
+                    epoch: *trainer_epoch,
+                    attempt: *attempt,
+                    incarnation: incarnation.clone(),
+                    pod: pod.clone(),
+                    layout: *layout,
+                    tokens_max: config.tokens_max,
+                    config,
+                    start: start.clone(),
+                    position,
+                    done: 0,
+                    order: None,
+                    ordered_by: 0,
+                    published: None,
+                    caught_up: false,
+                    stopped: false,
+                    refused: None,
+                });
+                let (dp, tp) = (layout.dp, layout.tp);
+                self.event(*time_ms, format!("attempt {attempt} (epoch {trainer_epoch}, dp {dp}, tp {tp}) claimed, from {position}"));
+            }
+            Record::Ordered { trainer_epoch, seq, order, conductor_epoch } => {
+                match order {
+                    OrderKind::Train { step, .. } => {
+                        let batch = self.batches.get_mut(step).ok_or_else(|| bad(format!("step {step} has no batch")))?;
+                        batch.given_to = Some(*trainer_epoch);
+                    }
+                    OrderKind::TrainWarm { update, .. } => {
+                        let batch = self.warm_batches.get_mut(update).ok_or_else(|| bad(format!("update {update} has no batch")))?;
+                        batch.given_to = Some(*trainer_epoch);
+                    }
+                    OrderKind::Publish { version, .. } => {
+                        if *version <= self.version_last {
+                            return Err(bad(format!("version {version} after {}", self.version_last)));
+                        }
+                        self.version_last = *version;
+                    }
+                    _ => {}
+                }
+                let trainer = self.trainer_mut(name, *trainer_epoch)?;
+                if trainer.order.is_some() || *seq != trainer.done + 1 {
+                    return Err(bad(format!("order {seq} after {} with another at hand", trainer.done)));
+                }
+                if matches!(order, OrderKind::Publish { .. }) {
+                    trainer.caught_up = true;
+                }
+                trainer.order = Some(order.clone());
+                trainer.ordered_by = *conductor_epoch;
+            }
+            Record::Reported { trainer_epoch, seq, report, time_ms } => {
+                applied.step_record = self.reported(*trainer_epoch, *seq, report, *time_ms)?;
+            }
+            Record::Committed { trainer_epoch, seq, conductor_epoch, commit, cursor, queue: _, time_ms } => {
+                self.done(name, *trainer_epoch, *seq)?;
+                let position = Position::of(commit);
+                let attempt = self.attempt;
+                for asked in self.checkpoints.iter_mut().filter(|asked| asked.attempt == attempt) {
+                    asked.done = true;
+                }
+                while self.checkpoints.len() > CHECKPOINTS_KEPT && self.checkpoints.front().is_some_and(|asked| asked.done) {
+                    self.checkpoints.pop_front();
+                }
+                self.commits.push_back(Commit {
+                    commit: commit.clone(),
+                    trainer_epoch: *trainer_epoch,
+                    conductor_epoch: *conductor_epoch,
+                    cursor: *cursor,
+                });
+                self.commits_total += 1;
+                let keep = self.run_ref(name)?.settings.live.checkpoint_keep.max(1);
+                while self.commits.len() as u64 > keep {
+                    if let Some(old) = self.commits.pop_front() {
+                        self.garbage.insert(old.commit.folder);
+                    }
+                }
+                // A folder that is named again is not garbage.
+                for kept in &self.commits {
+                    self.garbage.remove(&kept.commit.folder);
+                }
+                // The boundary moved: what lies before it is released.
+                if position.rl {
+                    self.warm_batches.clear();
+                    self.batches = self.batches.split_off(&position.step);
+                    let released = self.queue.accepted().filter(|(_, a)| a.batch.is_some_and(|b| b.0 < position.step));
+                    let released: Vec<u64> = released.map(|(_, accepted)| accepted.task.0).collect();
+                    self.queue(name, &Op::Release { below: BatchId(position.step) })?;
+                    for group in released {
+                        self.summaries.remove(&group);
+                    }
+                } else {
+                    self.warm_batches = self.warm_batches.split_off(&position.warm_step);
+                }
+                self.prune_versions();
+                self.event(*time_ms, format!("commit at {position}"));
+            }
+            Record::VersionAdvanced { version, engines: _, publish_ms, time_ms } => {
+                let publishing = self.publishing.take().ok_or_else(|| bad("nothing is being published".to_owned()))?;
+                if publishing.version != *version || *version <= self.version {
+                    return Err(bad(format!("version {version}, intent {}, current {}", publishing.version, self.version)));
+                }
+                // Given up here, deleted when no engine needs it any more.
+                if let Some(before) = self.versions.get(&self.version) {
+                    self.garbage.insert(before.folder.clone());
+                }
+                let (digest, position, folder) = (publishing.digest, publishing.position, publishing.folder);
+                self.versions.insert(*version, Version { digest, position, folder, publish_ms: *publish_ms });
+                self.version = *version;
+                self.prune_versions();
+                self.event(*time_ms, format!("version {version} is served"));
+            }
+            Record::EvalStarted { purpose, version, position, first_task, prompts } => {
+                if self.eval.is_some() {
+                    return Err(bad("another evaluation is under way".to_owned()));
+                }
+                let tasks = (*first_task..*first_task + *prompts).zip(0..);
+                let tasks: Vec<Drawn> = tasks.map(|(group_index, row)| Drawn { group_index, row }).collect();
+                self.submit(name, &tasks)?;
+                self.next_eval_task = *first_task + *prompts;
+                self.eval = Some(Eval {
+                    purpose: *purpose,
+                    version: *version,
+                    position: *position,
+                    first_task: *first_task,
+                    prompts: *prompts,
+                });
+            }
+            Record::EvalFinished { passed, answered, time_ms } => {
+                let eval = self.eval.take().ok_or_else(|| bad("no evaluation is under way".to_owned()))?;
+                for task in eval.first_task..eval.first_task + eval.prompts {
+                    if !self.queue.is_settled(TaskId(task)) {
+                        self.drop_task(name, task, DropCause::Cancelled, "the evaluation is over")?;
+                    }
+                }
+                let result = EvalResult { position: eval.position, passed: *passed, answered: *answered };
+                match eval.purpose {
+                    EvalFor::WarmStart => self.warm_result = Some(result),
+                    EvalFor::Rl => self.rl_result = Some(result),
+                }
+                let rate = result.pass_rate().map_or_else(|| "not measurable".to_owned(), |rate| format!("{rate:.3}"));
+                self.event(*time_ms, format!("pass rate at {}: {rate} ({passed} of {answered})", eval.position));
+            }
+            Record::CheckpointAsked { id, attempt, then_stop } => {
+                let (id, attempt, then_stop) = (id.clone(), *attempt, *then_stop);
+                self.checkpoints.push_back(CheckpointAsked { id, attempt, then_stop, done: false });
+            }
+            Record::CheckpointReached { id } => {
+                let asked = self.checkpoints.iter_mut().find(|asked| asked.id == *id);
+                asked.ok_or_else(|| bad(format!("checkpoint {id} was not asked for")))?.done = true;
+            }
+            Record::FolderDeleted { folder } => {
+                self.garbage.remove(folder);
+            }
+            Record::TrainerRefused { trainer_epoch, reason } => {
+                self.trainer_mut(name, *trainer_epoch)?.refused = Some(reason.clone());
+                let now = self.events.back().map_or(0, |(time, _)| *time);
+                self.event(now, format!("trainer epoch {trainer_epoch} is refused: {reason}"));
+            }
+            Record::Failed { reason, time_ms } => {
+                self.failure = Some(reason.clone());
+                self.event(*time_ms, format!("the run failed: {reason}"));
+            }
+        }
+        Ok(applied)
+    }
+
+    fn reported(&mut self, epoch: u64, seq: u64, report: &Report, time_ms: u64) -> Result<Option<StepRecord>, Error> {
+        let bad = |what: String| Error::Inconsistent { record: "Reported", what };
+        let order = self.done("Reported", epoch, seq)?;
+        let mut step_record = None;
+        match (order, report) {
+            (OrderKind::TrainWarm { update, .. }, Report::Trained(_)) => {
+                let trainer = self.trainer_mut("Reported", epoch)?;
+                trainer.position.warm_step = update + 1;
+                trainer.published = None;
+            }
+            (OrderKind::Train { step, replay }, Report::Trained(metrics)) => {
+                let trainer = self.trainer_mut("Reported", epoch)?;
+                trainer.position.step = step + 1;
+                trainer.published = None;
+                self.queue("Reported", &Op::Consume { batch: BatchId(step) })?;
+                self.trained = self.trained.max(step + 1);
+                let record = self.step_record(step, replay, metrics, time_ms);
+                self.last_step = Some(record.clone());
+                self.step_records += 1;
+                step_record = Some(record);
+            }
+            (OrderKind::Publish { version, folder }, Report::Weights { weights_digest, .. }) => {
+                let trainer = self.trainer_mut("Reported", epoch)?;
+                trainer.published = Some(version);
+                let position = trainer.position;
+                let digest = weights_digest.clone();
+                if self.publishing.is_some() {
+                    return Err(bad("another publication is under way".to_owned()));
+                }
+                self.publishing = Some(Publishing { version, folder, digest, position, since_ms: time_ms });
+            }
+            (OrderKind::BeginRl, Report::RlBegun) => {
+                self.trainer_mut("Reported", epoch)?.position.rl = true;
+                self.event(time_ms, "the warm start is over, the RL phase begins".to_owned());
+            }
+            (OrderKind::Export { .. }, Report::Exported { .. }) => {
+                let position = self.trainer_mut("Reported", epoch)?.position;
+                self.exported = Some(position);
+            }
+            (OrderKind::Stop { .. }, Report::Stopping) => {
+                let trainer = self.trainer_mut("Reported", epoch)?;
+                trainer.stopped = true;
+                let attempt = trainer.attempt;
+                self.event(time_ms, format!("attempt {attempt} stopped as asked"));
+            }
+            (OrderKind::Finish, Report::Finished) => {
+                if !self.finished {
+                    self.event(time_ms, "finished".to_owned());
+                }
+                self.finished = true;
+            }
+            (order, report) => return Err(bad(format!("{report:?} answers {order:?}"))),
+        }
+        Ok(step_record)
+    }
+
+    /// Marks the order at hand as done and gives it.
+    fn done(&mut self, name: &'static str, epoch: u64, seq: u64) -> Result<OrderKind, Error> {
+        let trainer = self.trainer_mut(name, epoch)?;
+        match trainer.order.take() {
+            Some(order) if seq == trainer.done + 1 => {
+                trainer.done = seq;
+                Ok(order)
+            }
+            _ => Err(Error::Inconsistent { record: name, what: format!("order {seq} of epoch {epoch} is not at hand") }),
+        }
+    }
+
+    fn step_record(&self, step: u64, replay: bool, metrics: &control::wire::TrainMetrics, time_ms: u64) -> StepRecord {
+        let batch = self.batches.get(&step);
+        let stats = batch.and_then(|b| b.converted.as_ref()).map(|c| c.stats).unwrap_or_default();
+        let began = self.run.as_ref().map_or(time_ms, |run| run.began_ms);
+        let version = batch.map_or(0, |b| b.version);
+        let before = self.last_step.as_ref().map_or(began, |last| last.time_ms);
+        let seconds = time_ms.saturating_sub(before).max(1) as f64 / 1e3;
+        let (attempt, trainer_epoch) = self.trainer.as_ref().map_or((0, 0), |t| (t.attempt, t.epoch));
+        StepRecord {
+            step,
+            attempt,
+            trainer_epoch,
+            replay,
+            weight_version: version,
+            reward: stats.reward,
+            reward_std: stats.reward_std,
+            zero_std_groups: stats.zero_std_groups,
+            response_len: stats.response_len,
+            truncated: stats.truncated,
+            staleness_max: batch.map_or(0, |b| b.staleness),
+            train: metrics.clone(),
+            generate_seconds: batch.map_or(0, |b| b.generate_ms) as f64 / 1e3,
+            publish_seconds: self.versions.get(&version).map_or(0, |v| v.publish_ms) as f64 / 1e3,
+            tokens_per_second: (stats.response_tokens + metrics.tokens) as f64 / seconds,
+            elapsed_seconds: time_ms.saturating_sub(began) as f64 / 1e3,
+            time_ms,
+        }
+    }
+
+    /// Where the very first attempt begins.
+    #[must_use]
+    pub fn initial_position(&self) -> Position {
+        let warm = self.run.as_ref().is_some_and(|run| run.config.frozen.warm.is_some());
+        Position { rl: !warm, warm_step: 0, step: 0 }
+    }
+
+    /// Position of the last commit, if there is one.
+    #[must_use]
+    pub fn committed_position(&self) -> Option<Position> {
+        self.commits.back().map(|commit| Position::of(&commit.commit))
+    }
+
+    /// The recovery boundary.
+    #[must_use]
+    pub fn boundary(&self) -> Position {
+        self.committed_position().unwrap_or_else(|| self.initial_position())
+    }
+
+    /// RL groups may be generated: the warm start, if any, is over and committed.
+    #[must_use]
+    pub fn in_rl(&self) -> bool {
+        self.run.is_some() && self.boundary().rl
+    }
+
+    /// RL steps learnt into a version. Only versions of the RL phase, and the last one of the warm start, have groups.
+    #[must_use]
+    pub fn step_of_version(&self, version: u64) -> Option<u64> {
+        self.versions.get(&version).map(|v| v.position.step)
+    }
+
+    /// Distance between `step` and the weights of `version`, in steps.
+    #[must_use]
+    pub fn staleness(&self, step: u64, version: u64) -> u64 {
+        step.saturating_sub(self.step_of_version(version).unwrap_or(0))
+    }
+
+    /// The order at hand as the trainer is told it. A repeated poll, under whatever conductor, gets the same.
+    #[must_use]
+    pub fn wire_order(&self) -> Option<(u64, Order)> {
+        let trainer = self.trainer.as_ref()?;
+        let order = match trainer.order.clone()? {
+            OrderKind::TrainWarm { update, replay } => {
+                let converted = &self.warm_batches.get(&update)?.converted;
+                let phase = control::wire::Phase::WarmStart;
+                Order::Train(TrainOrder {
+                    phase,
+                    step: update,
+                    replay,
+                    batch: converted.batch.clone(),
+                    // A warm-start update is one batch.
+                    updates: microbatch::plan(&converted.shapes(), u64::MAX, trainer.tokens_max, trainer.layout.dp),
+                    version_digests: BTreeMap::new(),
+                })
+            }
+            OrderKind::Train { step, replay } => {
+                let batch = self.batches.get(&step)?;
+                let converted = batch.converted.as_ref()?;
+                let per_update = self.run.as_ref()?.config.frozen.rollouts_per_update;
+                let versions = self.versions.range(batch.version_min..=batch.version_max.max(batch.version_min));
+                Order::Train(TrainOrder {
+                    phase: control::wire::Phase::Rl,
+                    step,
+                    replay,
+                    batch: converted.batch.clone(),
+                    updates: microbatch::plan(&converted.shapes(), per_update, trainer.tokens_max, trainer.layout.dp),
+                    version_digests: versions.map(|(version, entry)| (*version, entry.digest.clone())).collect(),
+                })
+            }
+            OrderKind::Save { position, folder } => {
+                Order::Save { step: position.step, warm_step: position.warm_step, warming: !position.rl, folder }
+            }
+            OrderKind::Publish { version, folder } => Order::Publish { version, folder },
+            OrderKind::BeginRl => Order::BeginRl,
+            OrderKind::Export { folder } => Order::Export { folder },
+            OrderKind::Stop { reason } => Order::Stop { reason },
+            OrderKind::Finish => Order::Finish,
+        };
+        Some((trainer.done + 1, order))
+    }
+
+    /// Folders that may not be deleted: those that a record names and that are not garbage, and the one being written.
+    #[must_use]
+    pub fn folders_in_use(&self) -> BTreeSet<String> {
+        let commits = self.commits.iter().map(|commit| commit.commit.folder.clone());
+        let weights = self.versions.get(&self.version).map(|version| version.folder.clone());
+        let intent = self.publishing.as_ref().map(|publishing| publishing.folder.clone());
+        let writing = self.trainer.as_ref().and_then(|trainer| match &trainer.order {
+            Some(OrderKind::Save { folder, .. } | OrderKind::Publish { folder, .. }) => Some(folder.clone()),
+            _ => None,
+        });
+        commits.chain(weights).chain(intent).chain(writing).collect()
+    }
+
+    /// True when `folder`, found on disk, is an orphan: of an epoch below the living one's, and named by nothing.
+    #[must_use]
+    pub fn is_orphan(&self, folder: &str) -> bool {
+        epoch_of(folder).is_some_and(|epoch| epoch < self.trainer_epoch) && !self.folders_in_use().contains(folder)
+    }
+
+    /// Forgets versions that nothing can refer to any more, and gives their folders up.
+    fn prune_versions(&mut self) {
+        let in_batches = self.batches.values().map(|batch| batch.version_min);
+        let in_groups = self.summaries.values().map(|summary| summary.version_min);
+        let oldest = in_batches.chain(in_groups).min().unwrap_or(self.version).min(self.version.saturating_sub(VERSIONS_KEPT));
+        self.versions = self.versions.split_off(&oldest);
+    }
+
+    fn count_dropped(&mut self, reason: &str, groups: u64) {
+        *self.dropped.entry(reason.to_owned()).or_default() += groups;
+    }
+
+    /// Changes the queue.
+    fn queue(&mut self, record: &'static str, op: &Op) -> Result<(), Error> {
+        self.queue.apply(op).map_err(|refused| Error::Inconsistent { record, what: refused.to_string() })
+    }
+
+    fn submit(&mut self, record: &'static str, groups: &[Drawn]) -> Result<(), Error> {
+        let task = |drawn: &Drawn| NewTask { id: TaskId(drawn.group_index), input: drawn.row.to_le_bytes().to_vec(), attempts_max: ATTEMPTS_MAX };
+        self.queue(record, &Op::Submit { tasks: groups.iter().map(task).collect() })
+    }
+
+    /// Drops a task wherever it is, but in a batch.
+    fn drop_task(&mut self, record: &'static str, task: u64, cause: DropCause, reason: &str) -> Result<(), Error> {
+        self.summaries.remove(&task);
+        let reason = reason.to_owned();
+        match self.queue.accepted_of(TaskId(task)).map(|(position, _)| position) {
+            Some(position) => self.queue(record, &Op::DropAccepted { positions: vec![position], cause, reason }),
+            None => self.queue(record, &Op::Cancel { task: TaskId(task), cause, reason }),
+        }
+    }
+
+    /// RL steps whose batch was accepted: the next one to accept.
+    #[must_use]
+    pub fn accepted(&self) -> u64 {
+        self.queue.next_batch().0
+    }
+
+    /// Unfinished training groups.
+    pub fn unfinished(&self) -> impl Iterator<Item = &queue::Task> {
+        self.queue.tasks().filter(|task| task.id.0 < EVAL_TASKS)
+    }
+
+    /// Finished training groups in no batch, in order of completion.
+    pub fn ready(&self) -> impl Iterator<Item = (u64, &GroupSummary)> {
+        let groups = self.queue.unbatched().map(|(_, accepted)| accepted.task.0).filter(|group| *group < EVAL_TASKS);
+        groups.filter_map(|group| self.summaries.get(&group).map(|summary| (group, summary)))
+    }
+
+    /// Training groups in no batch, finished or not.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.unfinished().count() as u64 + self.ready().count() as u64
+    }
+
+    /// Groups in no batch and the rows they were drawn from: the queue as a commit records it.
+    #[must_use]
+    pub fn queued(&self) -> Vec<Drawn> {
+        let unfinished = self.unfinished().map(|task| (task.id, &task.input));
+        let ready = self.queue.unbatched().map(|(_, accepted)| (accepted.task, &accepted.input));
+        let mut all: Vec<Drawn> =
+            unfinished.chain(ready).filter(|(id, _)| id.0 < EVAL_TASKS).map(|(id, input)| Drawn { group_index: id.0, row: row_of(input) }).collect();
+        all.sort_unstable_by_key(|drawn| drawn.group_index);
+        all
+    }
+
+    /// The groups of a retained batch and where they lie.
+    #[must_use]
+    pub fn batch_groups(&self, step: u64) -> Vec<(u64, straw::Ref)> {
+        let positions = self.queue.batch(BatchId(step)).into_iter().flat_map(|batch| &batch.positions);
+        let groups = positions.filter_map(|position| self.queue.accepted_at(*position));
+        groups.filter_map(|accepted| Some((accepted.task.0, accepted.result.first()?.clone()))).collect()
+    }
+
+    fn event(&mut self, time_ms: u64, text: String) {
+        self.events.push_back((time_ms, text));
+        while self.events.len() > EVENTS_KEPT {
+            self.events.pop_front();
+        }
+    }
+
+    fn run_ref(&self, record: &'static str) -> Result<&Run, Error> {
+        self.run.as_ref().ok_or_else(|| Error::Inconsistent { record, what: "the run never began".to_owned() })
+    }
+
+    fn run_mut(&mut self, record: &'static str) -> Result<&mut Run, Error> {
+        self.run.as_mut().ok_or_else(|| Error::Inconsistent { record, what: "the run never began".to_owned() })
+    }
+
+    fn trainer_mut(&mut self, record: &'static str, epoch: u64) -> Result<&mut Trainer, Error> {
+        let at = self.trainer.as_ref().map(|trainer| trainer.epoch);
+        self.trainer
+            .as_mut()
+            .filter(|trainer| trainer.epoch == epoch)
+            .ok_or_else(|| Error::Inconsistent { record, what: format!("of trainer epoch {epoch}, but the trainer's is {at:?}") })
+    }
+
+    /// As bytes, for a snapshot.
+    ///
+    /// # Errors
+    /// Never for states made by this crate; the encoder's error otherwise.
+    pub fn encode(&self) -> Result<Vec<u8>, Error> {
+        postcard::to_extend(self, vec![SNAPSHOT_FORMAT]).map_err(|error| Error::Undecodable { what: "snapshot", why: error.to_string() })
+    }
+
+    /// From a snapshot.
+    ///
+    /// # Errors
+    /// When the bytes are not a snapshot of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let bad = |why: String| Error::Undecodable { what: "snapshot", why };
+        match bytes.split_first() {
+            Some((&SNAPSHOT_FORMAT, body)) => postcard::from_bytes(body).map_err(|error| bad(error.to_string())),
+            Some((format, _)) => Err(bad(format!("format {format}, this version reads {SNAPSHOT_FORMAT}"))),
+            None => Err(bad("empty".to_owned())),
+        }
+    }
+}
+
+/// First byte of every snapshot.
+const SNAPSHOT_FORMAT: u8 = 1;
+
+/// The row a task was drawn from.
+#[must_use]
+pub fn row_of(input: &[u8]) -> u64 {
+    input.try_into().map_or(0, u64::from_le_bytes)
+}
