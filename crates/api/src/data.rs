@@ -11,10 +11,12 @@ use crate::{Optimizer, defaults};
 #[serde(rename_all = "camelCase")]
 pub struct Data {
     /// Training prompts: a JSONL file, relative to the volume's root.
+    #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self != '' && !self.startsWith('/') && !self.contains('..')").message("must be a path relative to the volume's root"))]
     pub path: String,
     /// Held-out prompts for the warm start's pass rate and for `eval`, relative to the volume's root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self != '' && !self.startsWith('/') && !self.contains('..')").message("must be a path relative to the volume's root"))]
     pub eval_path: Option<String>,
     /// Field of a row that holds the prompt.
@@ -49,6 +51,7 @@ pub enum RewardKind {
 #[x_kube(validation = Rule::new("self.checkEverySteps <= self.maxSteps").message("checkEverySteps must not exceed maxSteps").field_path(".checkEverySteps"))]
 pub struct WarmStart {
     /// Rows to imitate: a JSONL file, relative to the volume's root.
+    #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self != '' && !self.startsWith('/') && !self.contains('..')").message("must be a path relative to the volume's root"))]
     pub data: String,
     /// Field of a row that holds the prompt.

@@ -12,6 +12,7 @@ use crate::defaults;
 pub struct Model {
     /// A folder on the volume with `config.json` and `tokenizer.json` (and `model.safetensors` unless `init.kind` is
     /// Random), as `pvc://CLAIM/PATH`.
+    #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self.matches('^pvc://[a-z0-9][-a-z0-9.]*/[^/].*$') && !self.contains('..')").message("must be pvc://CLAIM/PATH"))]
     pub source: String,
     /// Where the first weights come from.
@@ -48,6 +49,7 @@ pub enum InitKind {
 pub struct ModelRef {
     /// A folder on the volume, as `pvc://CLAIM/PATH`. Without `model.safetensors` the engines wait for the first
     /// publication.
+    #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self.matches('^pvc://[a-z0-9][-a-z0-9.]*/[^/].*$') && !self.contains('..')").message("must be pvc://CLAIM/PATH"))]
     pub source: String,
 }
@@ -57,6 +59,7 @@ pub struct ModelRef {
 #[serde(rename_all = "camelCase")]
 pub struct Storage {
     /// A PersistentVolumeClaim (ReadWriteMany) in the object's namespace. Its root is mounted.
+    #[schemars(length(max = 253))]
     #[x_kube(validation = Rule::new("self != ''").message("must not be empty"))]
     pub claim_name: String,
 }

@@ -199,6 +199,7 @@ pub struct ServingSource {
 #[serde(rename_all = "camelCase")]
 pub struct NameRef {
     /// Its name.
+    #[schemars(length(max = 253))]
     #[x_kube(validation = Rule::new("self != ''").message("must not be empty"))]
     pub name: String,
 }
