@@ -98,6 +98,13 @@ pub(crate) fn write_atomically(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Re
     sync_parent(disk, path)
 }
 
+/// Makes a folder and those above it that are missing, and every new entry durable.
+pub(crate) fn create_dir_durably(disk: &dyn Disk, path: &Path) -> Result<()> {
+    let new: Vec<&Path> = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).collect();
+    disk.create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+    new.into_iter().rev().try_for_each(|made| sync_parent(disk, made))
+}
+
 /// Makes the entry of `path` in its folder durable.
 pub(crate) fn sync_parent(disk: &dyn Disk, path: &Path) -> Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -10,7 +10,7 @@ use parallel::Groups;
 use tensor::{Backend, Comm, DType, Stream, Tag, Tensor};
 
 use crate::agree::agree;
-use crate::disk::{Disk, sync_parent, write_atomically};
+use crate::disk::{Disk, create_dir_durably, sync_parent, write_atomically};
 use crate::error::{Error, Result};
 use crate::hf::{Folder, HfIndex, INDEX, SINGLE, convert};
 use crate::rect::{Rect, copy_shared};
@@ -111,7 +111,7 @@ fn begin(disk: &dyn Disk, to: &PublishTo) -> Result<()> {
     if work.exists() {
         disk.remove_dir_all(&work).map_err(|e| Error::io("remove", &work, e))?;
     }
-    disk.create_dir_all(&work).map_err(|e| Error::io("create", &work, e))
+    create_dir_durably(disk, &work)
 }
 
 /// Writes one file from whatever yields the bytes of its tensors.

@@ -13,7 +13,7 @@ use tensor::{Backend, Tensor};
 
 use crate::agree::{agree, exchange};
 use crate::digest::{WeightsDigest, sha256_hex};
-use crate::disk::{Disk, sync_parent, write_atomically};
+use crate::disk::{Disk, create_dir_durably, write_atomically};
 use crate::dtype::dtype_name;
 use crate::error::{Error, Result};
 use crate::meta::{Meta, Position};
@@ -94,8 +94,7 @@ fn begin(disk: &dyn Disk, folder: &Path) -> Result<()> {
     if folder.join(INDEX_FILE).exists() {
         return Err(Error::Exists { path: folder.to_owned() });
     }
-    disk.create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
-    sync_parent(disk, folder)
+    create_dir_durably(disk, folder)
 }
 
 fn assemble(folder: &Path, all: Vec<Vec<u8>>, meta: &dyn Fn(String) -> Meta) -> Result<(Saved, Vec<u8>, Vec<u8>)> {
