@@ -17,6 +17,8 @@
 //! - Host memory is borrow-checked at run time: two operations that touch one buffer at the same time, one of them
 //!   writing, get [`Error::Conflict`] instead of a data race.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+// Numeric loops index several arrays at once; iterators would hide which.
+#![allow(clippy::needless_range_loop)]
 
 mod backend;
 mod buf;

@@ -109,6 +109,7 @@ const START: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 
 /// Take the first `n` keys of one tile into account. `o` holds the unnormalised output.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn tile(q: &[f32], kt: &[f32], v: &[f32], v_stride: usize, n: usize, scale: f32, run: &mut Running, o: &mut [f32]) {
     let mut s: Tile = [f32::NEG_INFINITY; PAGE];
     scores(q, kt, n, &mut s);
