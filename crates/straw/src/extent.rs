@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::{self, Salt, Unplaced, align};
+use crate::frame::{self, Salt, align};
 use crate::head::{self, Head};
 use crate::limits::{HEADER_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_EXTENT_MAX, SUBMISSION_BYTES_MAX, at_most};
 use crate::record::Record;
@@ -22,6 +22,9 @@ static ZEROS: [u8; 64] = [0; 64];
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) submission: String,
+    /// Every extent that begins below this offset of the pack was settled when this one was written. Bytes, so that the
+    /// header's length does not depend on it.
+    settled_below: [u8; 8],
     /// From the end of the (aligned) header to the end of the extent.
     body_len: u64,
     records: Vec<Slot>,
@@ -40,6 +43,11 @@ impl Header {
         align(header_len).saturating_add(self.body_len)
     }
 
+    /// See the field.
+    pub(crate) fn settled_below(&self) -> u64 {
+        u64::from_le_bytes(self.settled_below)
+    }
+
     /// References to the records of the extent at `offset` of `pack`.
     pub(crate) fn refs(&self, pack: &str, offset: u64, header_len: u64) -> Vec<Ref> {
         let mut at = offset + align(header_len);
@@ -55,7 +63,7 @@ impl Header {
 /// An extent ready to be written anywhere.
 pub(crate) struct Encoded<'a> {
     header: Header,
-    frame: Unplaced,
+    header_len: u64,
     records: Vec<(Vec<u8>, &'a Record)>,
     /// Whole length, bytes; a multiple of the alignment.
     pub(crate) len: u64,
@@ -75,10 +83,10 @@ impl<'a> Encoded<'a> {
             parts.push((bytes, record));
         }
         let body_len = slots.iter().map(|s| align(s.len)).sum();
-        let header = Header { submission: submission.to_owned(), body_len, records: slots };
-        let frame = Unplaced::new(MAGIC, &header);
-        let len = header.extent_len(frame.len() as u64);
-        Ok(Encoded { header, frame, records: parts, len })
+        let header = Header { submission: submission.to_owned(), settled_below: [0; 8], body_len, records: slots };
+        let header_len = frame::encoded_len(&header);
+        let len = header.extent_len(header_len);
+        Ok(Encoded { header, header_len, records: parts, len })
     }
 
     /// True when the content is that of `other`, as far as its checksums tell.
@@ -89,14 +97,16 @@ impl<'a> Encoded<'a> {
 
     /// Gives the bytes to `write` as one gathered write, and the references.
     pub(crate) fn write(
-        self,
+        mut self,
         pack: &str,
         offset: u64,
+        settled_below: u64,
         write: impl FnOnce(&mut [IoSlice<'_>]) -> Result<()>,
     ) -> Result<(Vec<Ref>, u32)> {
-        let header_len = self.frame.len() as u64;
-        let refs = self.header.refs(pack, offset, header_len);
-        let (header, _) = self.frame.place(&Salt { file: pack, offset });
+        self.header.settled_below = settled_below.to_le_bytes();
+        let refs = self.header.refs(pack, offset, self.header_len);
+        let (header, _) = frame::encode(MAGIC, &Salt { file: pack, offset }, &self.header);
+        assert_eq!(header.len() as u64, self.header_len, "a header's length does not depend on its place");
         let mut out = Gather::default();
         out.push(&header);
         out.pad();
@@ -111,7 +121,7 @@ impl<'a> Encoded<'a> {
         }
         assert_eq!(out.len, self.len, "an extent must have the length it reserved");
         write(&mut out.slices)?;
-        Ok((refs, u32::try_from(header_len).unwrap_or(u32::MAX)))
+        Ok((refs, u32::try_from(self.header_len).unwrap_or(u32::MAX)))
     }
 }
 

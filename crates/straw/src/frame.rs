@@ -43,37 +43,6 @@ impl Bad {
     }
 }
 
-/// A frame that was encoded without its place; [`Unplaced::place`] finishes it.
-pub(crate) struct Unplaced(Vec<u8>);
-
-impl Unplaced {
-    pub(crate) fn new<T: Serialize>(magic: [u8; 4], body: &T) -> Self {
-        let mut bytes = Vec::with_capacity(256);
-        bytes.extend_from_slice(&magic);
-        bytes.extend_from_slice(&[0; PREFIX - 4]);
-        let mut bytes =
-            postcard::to_extend(body, bytes).unwrap_or_else(|e| unreachable!("serialising to memory cannot fail: {e}"));
-        let len = u32::try_from(bytes.len() - PREFIX).unwrap_or(u32::MAX);
-        if let Some(field) = bytes.get_mut(4..8) {
-            field.copy_from_slice(&len.to_le_bytes());
-        }
-        Unplaced(bytes)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Computes the checksum; returns it beside the finished bytes.
-    pub(crate) fn place(mut self, salt: &Salt<'_>) -> (Vec<u8>, u32) {
-        let crc = checksum(salt, &self.0);
-        if let Some(field) = self.0.get_mut(8..PREFIX) {
-            field.copy_from_slice(&crc.to_le_bytes());
-        }
-        (self.0, crc)
-    }
-}
-
 /// The place a frame belongs to.
 pub(crate) struct Salt<'a> {
     pub(crate) file: &'a str,
@@ -93,9 +62,30 @@ fn checksum(salt: &Salt<'_>, frame: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, body)
 }
 
-/// Encodes a frame at its place.
+/// Encodes a frame at its place; gives its bytes and its checksum.
 pub(crate) fn encode<T: Serialize>(magic: [u8; 4], salt: &Salt<'_>, body: &T) -> (Vec<u8>, u32) {
-    Unplaced::new(magic, body).place(salt)
+    let mut bytes = Vec::with_capacity(256);
+    bytes.extend_from_slice(&magic);
+    bytes.extend_from_slice(&[0; PREFIX - 4]);
+    let mut bytes =
+        postcard::to_extend(body, bytes).unwrap_or_else(|e| unreachable!("serialising to memory cannot fail: {e}"));
+    let len = u32::try_from(bytes.len() - PREFIX).unwrap_or(u32::MAX);
+    put(&mut bytes, 4, len);
+    let crc = checksum(salt, &bytes);
+    put(&mut bytes, 8, crc);
+    (bytes, crc)
+}
+
+fn put(frame: &mut [u8], at: usize, value: u32) {
+    if let Some(field) = frame.get_mut(at..at + 4) {
+        field.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Bytes of the frame that [`encode`] makes of `body`.
+pub(crate) fn encoded_len<T: Serialize>(body: &T) -> u64 {
+    let size = postcard::experimental::serialized_size(body);
+    (PREFIX + size.unwrap_or_else(|e| unreachable!("serialising cannot fail: {e}"))) as u64
 }
 
 /// A decoded frame.

@@ -33,8 +33,10 @@ pub struct Entry {
 pub trait Dir: fmt::Debug + Send + Sync {
     /// Creates a file for reading and writing; fails with `AlreadyExists` when the name is taken.
     fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>>;
-    /// Opens a file for reading (and syncing).
+    /// Opens a file for reading.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading and writing.
+    fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>>;
     /// True when the name exists now, asked of the file system and not of a cache of ours.
     fn exists(&self, name: &str) -> io::Result<bool>;
     /// Renames a file, replacing the target.

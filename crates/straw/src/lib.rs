@@ -81,6 +81,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
 mod blob;
+mod collect;
 mod dtype;
 mod durability;
 mod error;
@@ -88,6 +89,7 @@ mod extent;
 mod frame;
 pub mod fs;
 mod head;
+mod inspect;
 pub mod journal;
 pub mod limits;
 mod pack;
@@ -96,20 +98,26 @@ mod real_fs;
 mod record;
 mod reference;
 mod scan;
+mod sim_fs;
 mod store;
 mod tensor;
 mod writer;
 
+pub use collect::{Collector, PackInfo};
 pub use dtype::{DType, Element};
 pub use durability::Durability;
 pub use error::{Error, Result};
 pub use fs::Fs;
 pub use head::BLOCK_BYTES;
+pub use inspect::{
+    Claim, Damage, Inspection, JournalReport, PackReport, SegmentReport, SnapshotReport, inspect, verify, verify_refs,
+};
 pub use journal::{Journal, Lsn, Recovered, Txn};
 pub use queue::Queue;
 pub use real_fs::RealFs;
 pub use record::{NamedTensor, Record};
 pub use reference::Ref;
+pub use sim_fs::{Fault, SimFs};
 pub use store::{Options, Store, TensorInfo};
 pub use tensor::Tensor;
 pub use writer::Writer;

@@ -94,6 +94,10 @@ impl Dir for RealDir {
         self.open_with(name, OFlags::RDONLY)
     }
 
+    fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.open_with(name, OFlags::RDWR)
+    }
+
     fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),

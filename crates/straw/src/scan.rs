@@ -3,6 +3,7 @@
 //! A pack that was never sealed is walked. An extent counts only when every byte of it has its checksum; whatever lies
 //! between good extents (a write that failed or was torn by a crash) is a gap and was never acknowledged.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::extent::{self, Header};
@@ -23,6 +24,7 @@ pub(crate) struct Extent {
     pub(crate) len: u64,
     pub(crate) submission: String,
     pub(crate) refs: Vec<Ref>,
+    settled_below: u64,
 }
 
 /// What a pack holds.
@@ -34,6 +36,30 @@ pub(crate) struct Scan {
     pub(crate) gap_bytes: u64,
     /// Acknowledged bytes that are damaged. Only a sealed pack can tell them from a torn write.
     pub(crate) errors: Vec<(u64, String)>,
+}
+
+impl Scan {
+    /// Makes what was found in a pack durable. Visible is not durable yet: its writer may have died before its sync, or the
+    /// sync failed, and then another sync alone would be answered well without writing anything. So extents that no later
+    /// one vouches for are written again, the same bytes at the same place.
+    pub(crate) fn make_durable(&self, name: &str, file: &dyn File) -> Result<()> {
+        let settled = self.extents.iter().map(|e| e.settled_below).max().unwrap_or(0);
+        for extent in self.extents.iter().filter(|e| e.offset >= settled) {
+            let io = |e| Error::io("write", format!("{} at {}", file_name(name), extent.offset), e);
+            let len = usize::try_from(extent.len).unwrap_or(usize::MAX);
+            let bytes = file.read_at(extent.offset, len).map_err(io)?;
+            file.write_at(extent.offset, &mut [IoSlice::new(&bytes)]).map_err(io)?;
+        }
+        if !self.extents.is_empty() {
+            let header = file.read_at(0, self.first_extent_at()).map_err(|e| Error::io("read", file_name(name), e))?;
+            file.write_at(0, &mut [IoSlice::new(&header)]).map_err(|e| Error::io("write", file_name(name), e))?;
+        }
+        file.sync_data().map_err(|e| Error::io("sync", file_name(name), e))
+    }
+
+    fn first_extent_at(&self) -> usize {
+        self.extents.first().map_or(0, |e| e.offset as usize).min(4 * ALIGN as usize)
+    }
 }
 
 /// Scans a pack; `deep` also checks the payload of extents that the footer vouches for.
@@ -130,6 +156,7 @@ fn extent_at(name: &str, file: &dyn File, offset: u64, deep: bool) -> Result<std
     assert!(len >= PREFIX, "a frame is at least its prefix");
     let extent = Extent {
         offset,
+        settled_below: header.settled_below(),
         len: header.extent_len(len as u64),
         refs: header.refs(name, offset, len as u64),
         submission: header.submission,

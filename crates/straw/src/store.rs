@@ -147,15 +147,14 @@ impl Store {
         let mut receipts = BTreeMap::new();
         for entry in self.list()? {
             let Some(name) = pack::of_file(&entry.name).filter(|n| pack::owner_of(n) == Some(owner)) else { continue };
-            let file = match self.inner.dir.open(&entry.name) {
+            let file = match self.inner.dir.open_rw(&entry.name) {
                 Ok(file) => file,
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue, // collected since
                 Err(e) => return Err(Error::io("open", entry.name, e)),
             };
             let found = scan::scan(name, &*file, false)?;
             if !found.sealed {
-                // Visible is not yet durable: the writer may have died between its write and its sync.
-                file.sync_data().map_err(|e| Error::io("sync", &entry.name, e))?;
+                found.make_durable(name, &*file)?;
             }
             receipts.extend(found.extents.into_iter().map(|e| (e.submission, e.refs)));
         }

@@ -1,6 +1,6 @@
 //! A writer: appends extents to a pack of its own. Concurrent publishes write side by side and share one sync.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -73,6 +73,18 @@ impl Writer {
         }
     }
 
+    /// The queue refused a reference because its pack was collected: forgets the pack and its receipts, so that the same
+    /// submission can be published again, into another pack.
+    pub fn retired(&self, pack: &str) {
+        let mut state = self.state();
+        if state.pack.as_ref().is_some_and(|p| p.name == pack) {
+            state.pack = None;
+        }
+        state.receipts.retain(|_, refs| refs.iter().all(|r| r.pack != pack));
+        let State { receipts, receipt_order, .. } = &mut *state;
+        receipt_order.retain(|submission| receipts.contains_key(submission));
+    }
+
     /// A place of `len` bytes in a pack with room for it; and the pack that was full, to be sealed.
     fn reserve(&self, len: u64) -> Result<(Arc<OpenPack>, u64, Option<Arc<OpenPack>>)> {
         let target = self.store.inner.options.pack_bytes_target;
@@ -115,12 +127,14 @@ struct OpenPack {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tail {
     /// Offset of the next extent.
     next: u64,
-    /// Appends that have a place and have not returned.
-    in_flight: usize,
+    /// Offsets of appends that have a place and have not returned.
+    in_flight: BTreeSet<u64>,
+    /// The first append that returned without being durable.
+    lost_from: u64,
     /// Appends whose bytes are written, counted; and how many of them a sync has covered.
     written: u64,
     synced: u64,
@@ -128,6 +142,26 @@ struct Tail {
     /// A write or a sync failed: the file's state is unknown and nothing is added to it any more.
     failed: Option<io::ErrorKind>,
     footer: Footer,
+}
+
+impl Tail {
+    fn new(next: u64) -> Self {
+        Tail {
+            next,
+            in_flight: BTreeSet::new(),
+            lost_from: u64::MAX,
+            written: 0,
+            synced: 0,
+            syncing: false,
+            failed: None,
+            footer: Footer::default(),
+        }
+    }
+
+    /// Appends that begin below this offset are durable, as seen by the one in flight at `own`.
+    fn settled_below(&self, own: u64) -> u64 {
+        self.in_flight.first().map_or(own, |first| own.min(*first)).min(self.lost_from)
+    }
 }
 
 impl OpenPack {
@@ -145,35 +179,39 @@ impl OpenPack {
             let _ = inner.dir.remove(&file_name);
             return Err(Error::io("create", file_name, e));
         }
-        let tail = Tail { next: header.len() as u64, ..Tail::default() };
+        let tail = Tail::new(header.len() as u64);
         Ok(OpenPack { name, file, tail: Mutex::new(tail), changed: Condvar::new() })
     }
 
     fn reserve(&self, len: u64, target: u64) -> Option<u64> {
         let mut tail = self.tail();
         let end = tail.next.checked_add(len)?;
-        let empty = tail.footer.extents.is_empty() && tail.in_flight == 0;
+        let empty = tail.footer.extents.is_empty() && tail.in_flight.is_empty();
         if tail.failed.is_some() || (end > target && !empty) {
             return None;
         }
         let offset = tail.next;
         tail.next = end;
-        tail.in_flight += 1;
+        tail.in_flight.insert(offset);
         Some(offset)
     }
 
     /// Writes an extent at its place and waits until it is durable.
     fn append(&self, offset: u64, submission: &str, extent: Encoded<'_>, durability: Durability) -> Result<Vec<Ref>> {
-        let end = offset + extent.len;
-        let written = extent.write(&self.name, offset, |bufs| {
+        let settled_below = self.tail().settled_below(offset);
+        assert!(settled_below <= offset, "an append is not settled before it begins");
+        let written = extent.write(&self.name, offset, settled_below, |bufs| {
             self.file.write_at(offset, bufs).map_err(|e| Error::io("write", self.place(offset), e))
         });
         let outcome = match written {
             Ok((refs, header_len)) => self.settle(durability).map(|()| (refs, header_len)),
-            Err(e) => Err(self.write_failed(e, offset, end)),
+            Err(e) => Err(self.write_failed(e)),
         };
         let mut tail = self.tail();
-        tail.in_flight -= 1;
+        tail.in_flight.remove(&offset);
+        if outcome.is_err() || durability == Durability::Process {
+            tail.lost_from = tail.lost_from.min(offset);
+        }
         if let Ok((_, header_len)) = outcome {
             tail.footer.extents.push(pack::Slot { offset, header_len, submission: submission.to_owned() });
         }
@@ -182,14 +220,11 @@ impl OpenPack {
         outcome.map(|(refs, _)| refs)
     }
 
-    /// A full volume leaves the file usable: the bytes lie beyond what anyone refers to. Any other failure does not.
-    fn write_failed(&self, error: Error, offset: u64, end: u64) -> Error {
-        let mut tail = self.tail();
-        match &error {
-            Error::OutOfSpace { .. } if tail.next == end => tail.next = offset,
-            Error::OutOfSpace { .. } => {}
-            Error::Io { source, .. } => tail.failed = Some(source.kind()),
-            _ => tail.failed = Some(io::ErrorKind::Other),
+    /// A full volume leaves the file usable: the place stays a gap, and is never written again, since whoever looks for
+    /// receipts may have seen what is there. Any other failure ends the file.
+    fn write_failed(&self, error: Error) -> Error {
+        if let Error::Io { source, .. } = &error {
+            self.tail().failed = Some(source.kind());
         }
         error
     }
@@ -233,7 +268,7 @@ impl OpenPack {
     /// Writes the footer once no append is under way. A pack that cannot be sealed stays as if its writer had died.
     fn seal(&self) {
         let mut tail = self.tail();
-        while tail.in_flight > 0 {
+        while !tail.in_flight.is_empty() {
             tail = self.changed.wait(tail).unwrap_or_else(PoisonError::into_inner);
         }
         if tail.failed.is_some() {

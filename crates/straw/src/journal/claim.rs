@@ -65,7 +65,7 @@ impl Journal {
 fn raise_epoch(dir: &dyn Dir, owner: &str) -> Result<u64> {
     loop {
         let names = recovery::list(dir)?;
-        let epoch = names.iter().map(|n| recovery::epoch_of(*n)).max().unwrap_or(0) + 1;
+        let epoch = names.iter().map(|n| n.epoch()).max().unwrap_or(0) + 1;
         let name = Name::Claim { epoch }.text();
         let file = match dir.create_new(&name) {
             Ok(file) => file,
@@ -78,12 +78,18 @@ fn raise_epoch(dir: &dyn Dir, owner: &str) -> Result<u64> {
     }
 }
 
-/// What was read is visible, not yet durable: a predecessor may have died between its write and its sync. It must be durable
-/// before it is sealed, acted upon, or built upon. Older segments were made so by whoever sealed them.
+/// What was read is visible, not yet durable: a predecessor may have died between its write and its sync, or its sync may
+/// have failed, and then another sync alone would be answered well without writing anything. So the last frame is written
+/// again, the same bytes at the same place, before it is sealed and acted upon. Every earlier frame was synced before the
+/// one behind it was written.
 fn make_durable(dir: &dyn Dir, history: &History) -> Result<()> {
-    let Some(last) = history.chain.last() else { return Ok(()) };
-    let name = Name::Segment(last.id).text();
-    let file = dir.open(&name).map_err(|e| Error::io("open", &name, e))?;
-    file.sync_data().map_err(|e| Error::io("sync", &name, e))?;
+    if let Some(last) = history.chain.last() {
+        let name = Name::Segment(last.id).text();
+        let (offset, bytes) = &history.tail;
+        assert_eq!(offset + bytes.len() as u64, last.len, "the tail ends where the segment is sealed");
+        let file = dir.open_rw(&name).map_err(|e| Error::io("open", &name, e))?;
+        let written = file.write_at(*offset, &mut [IoSlice::new(bytes)]);
+        written.and_then(|()| file.sync_data()).map_err(|e| Error::io("sync", &name, e))?;
+    }
     dir.sync().map_err(|e| Error::io("sync", "the journal", e))
 }

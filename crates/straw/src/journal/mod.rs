@@ -30,6 +30,7 @@ mod writer;
 pub use claim::Recovered;
 pub use writer::Journal;
 
+pub(crate) use names::Name;
 pub(crate) use recovery::{History, read_history};
 
 /// Sequence number of a transaction: 1 for the first in the journal's life, rising by 1.

@@ -34,6 +34,14 @@ impl Name {
         }
     }
 
+    /// The epoch a name mentions.
+    pub(crate) fn epoch(self) -> u64 {
+        match self {
+            Name::Claim { epoch } | Name::Snapshot { epoch, .. } | Name::Temporary { epoch } => epoch,
+            Name::Segment(id) => id.epoch,
+        }
+    }
+
     pub(crate) fn parse(text: &str) -> Option<Name> {
         let name = if let Some(rest) = text.strip_prefix("epoch-") {
             Name::Claim { epoch: rest.parse().ok()? }

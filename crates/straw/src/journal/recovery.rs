@@ -14,8 +14,6 @@ const TRIES: usize = 8;
 /// Everything a journal's folder says.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// Highest epoch that any name mentions.
-    pub(crate) epoch: u64,
     /// The newest snapshot: the last transaction it covers, and the state.
     pub(crate) snapshot: Option<(Lsn, Vec<u8>)>,
     pub(crate) snapshot_name: Option<String>,
@@ -25,6 +23,9 @@ pub(crate) struct History {
     pub(crate) chain: Vec<Link>,
     /// Last transaction, or the snapshot's.
     pub(crate) last: Lsn,
+    /// The last frame that counts (or the header of a segment without one), and its offset: the only bytes of the chain
+    /// whose sync nothing vouches for.
+    pub(crate) tail: (u64, Vec<u8>),
     /// Bytes behind the last good frame: never acknowledged.
     pub(crate) torn_bytes: u64,
 }
@@ -55,7 +56,7 @@ pub(crate) fn read_history(dir: &dyn Dir) -> Result<History> {
 
 fn try_read(dir: &dyn Dir) -> Result<History> {
     let names = list(dir)?;
-    let mut history = History { epoch: names.iter().map(|n| epoch_of(*n)).max().unwrap_or(0), ..History::default() };
+    let mut history = History::default();
     let newest = names
         .iter()
         .filter_map(|n| if let Name::Snapshot { lsn, epoch } = n { Some((*lsn, *epoch)) } else { None })
@@ -80,13 +81,6 @@ fn try_read(dir: &dyn Dir) -> Result<History> {
 pub(super) fn list(dir: &dyn Dir) -> Result<Vec<Name>> {
     let entries = dir.list().map_err(|e| Error::io("list", "the journal", e))?;
     Ok(entries.iter().filter_map(|e| Name::parse(&e.name)).collect())
-}
-
-pub(super) fn epoch_of(name: Name) -> u64 {
-    match name {
-        Name::Claim { epoch } | Name::Snapshot { epoch, .. } | Name::Temporary { epoch } => epoch,
-        Name::Segment(id) => id.epoch,
-    }
 }
 
 type ChainLink = (SegmentId, Header, Option<Seal>);
@@ -144,6 +138,7 @@ fn read_segment(
     let bytes = file.read_at(0, usize::try_from(len).unwrap_or(usize::MAX)).map_err(io)?;
     let mut link = Link { id, first: header.first, len: FRAMES_AT, frames: 0, txns: 0 };
     let mut next = header.first;
+    let mut last_frame = 0;
     loop {
         let rest = bytes.get(link.len as usize..).unwrap_or_default();
         let Some(frame) = frame_at(&name, link.len, rest) else { break };
@@ -158,10 +153,14 @@ fn read_segment(
             next += 1;
             link.txns += 1;
         }
+        last_frame = link.len;
         link.len += frame.len;
         link.frames += 1;
     }
     ends_well(&name, &bytes, link.len, seal)?;
+    let mut tail: Vec<u8> = bytes.get(last_frame as usize..).unwrap_or_default().to_vec();
+    tail.resize((link.len - last_frame) as usize, 0); // a header may have lost its padding
+    out.tail = (last_frame, tail);
     out.torn_bytes = len.saturating_sub(link.len);
     out.last = out.last.max(next - 1);
     out.chain.push(link);

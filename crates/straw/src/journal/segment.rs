@@ -45,8 +45,10 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Creates a segment, durable with its name. On an error no segment is left behind, or the error is
-    /// [`Error::Poisoned`]: a segment that exists seals its predecessor, so nothing may be added to that one any more.
+    /// Creates a segment, durable with its name.
+    ///
+    /// After an error a file may be left that seals `seals` already: whoever claims the journal may have built upon it, so
+    /// it must not be removed, and nothing may be added to the segment it seals.
     pub(super) fn create(dir: &dyn Dir, id: SegmentId, first: Lsn, seals: Option<Seal>) -> Result<Segment> {
         let name = Name::Segment(id).text();
         let file = dir.create_new(&name).map_err(|e| Error::io("create", &name, e))?;
@@ -55,13 +57,9 @@ impl Segment {
         assert!(bytes.len() as u64 <= FRAMES_AT, "a segment's header fits before its frames");
         bytes.resize(FRAMES_AT as usize, 0);
         let written = file.write_at(0, &mut [IoSlice::new(&bytes)]);
-        match written.and_then(|()| file.sync_data()).and_then(|()| dir.sync()) {
-            Ok(()) => Ok(Segment { id, name, first, file, tail: FRAMES_AT }),
-            Err(e) => match dir.remove(&name).and_then(|()| dir.sync()) {
-                Ok(()) => Err(Error::io("create", name, e)),
-                Err(_) => Err(Error::Poisoned { path: name }),
-            },
-        }
+        let synced = written.and_then(|()| file.sync_data()).and_then(|()| dir.sync());
+        synced.map_err(|e| Error::io("create", &name, e))?;
+        Ok(Segment { id, name, first, file, tail: FRAMES_AT })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::frames::{self, push_txn, txn_bytes_max};
 use super::names::{Name, SegmentId};
-use super::segment::{Seal, Segment};
+use super::segment::{FRAMES_AT, Seal, Segment};
 use super::snapshot::write_snapshot;
 use super::{Lsn, Options, recovery};
 use crate::fs::Dir;
@@ -31,7 +31,7 @@ pub struct Journal {
 
 #[derive(Debug)]
 struct State {
-    segment: Segment,
+    active: Active,
     /// Older segments that may still be needed, and the first transaction of each.
     before: BTreeMap<SegmentId, Lsn>,
     /// Last acknowledged transaction.
@@ -45,6 +45,17 @@ struct State {
     busy: bool,
     closed: Option<Closed>,
     appended_bytes: u64,
+}
+
+/// The segment that is appended to.
+#[derive(Clone, Debug)]
+struct Active {
+    segment: Segment,
+    /// A write to it failed, or a file that seals it was begun: nothing is added to it any more. Bytes once written are never
+    /// written otherwise, since a successor may have read them.
+    ended: bool,
+    /// Index of the next segment to create; each is tried once.
+    next_index: u64,
 }
 
 /// Transactions that share one frame.
@@ -76,7 +87,7 @@ impl Journal {
     ) -> Self {
         let state = State {
             last: segment.first - 1,
-            segment,
+            active: Active { segment, ended: false, next_index: 1 },
             before,
             waiting: Arc::default(),
             body: Vec::new(),
@@ -142,18 +153,18 @@ impl Journal {
         let body = std::mem::replace(&mut state.body, spare);
         let count = std::mem::take(&mut state.count);
         let closed = state.closed;
-        let mut segment = state.segment.clone();
+        let mut active = state.active.clone();
         let first = state.last + 1;
         drop(state);
 
         let written = match closed {
             Some(closed) => Err(Failure::Closed(closed)),
-            None => self.write(&mut segment, first, &body),
+            None => self.write(&mut active, first, &body),
         };
 
         let mut state = self.state();
         state.busy = false;
-        self.note_segment(&mut state, &segment);
+        self.note_active(&mut state, active);
         match &written {
             Ok(()) => {
                 state.last += count;
@@ -171,34 +182,42 @@ impl Journal {
         state
     }
 
-    fn write(&self, segment: &mut Segment, first: Lsn, body: &[u8]) -> std::result::Result<(), Failure> {
+    fn write(&self, active: &mut Active, first: Lsn, body: &[u8]) -> std::result::Result<(), Failure> {
         let len = (frames::HEADER + body.len()) as u64;
-        if segment.tail + len > self.options.segment_bytes_target && segment.tail > super::segment::FRAMES_AT {
-            *segment = self.next_segment(segment, first)?;
+        let full = active.segment.tail + len > self.options.segment_bytes_target;
+        if active.ended || (full && active.segment.tail > FRAMES_AT) {
+            self.go_on(active, first)?;
         }
+        let segment = &mut active.segment;
         let header = frames::header(&segment.name, segment.tail, first, body);
-        let place = || format!("{} at {}", segment.name, segment.tail);
         let written = segment.file.write_at(segment.tail, &mut [IoSlice::new(&header), IoSlice::new(body)]);
-        // After a full volume the same bytes are written again at the same place, so nothing depends on what is there now.
-        written.and_then(|()| segment.file.sync_data()).map_err(|e| Failure::of(Error::io("append", place(), e)))?;
+        if let Err(e) = written.and_then(|()| segment.file.sync_data()) {
+            active.ended = true;
+            return Err(Failure::of(Error::io("append", format!("{} at {}", segment.name, segment.tail), e)));
+        }
         fence(&*self.dir, self.epoch, &segment.name).map_err(Failure::of)?;
         segment.tail += len;
         Ok(())
     }
 
-    fn next_segment(&self, segment: &Segment, first: Lsn) -> std::result::Result<Segment, Failure> {
-        let id = SegmentId { epoch: segment.id.epoch, index: segment.id.index + 1 };
-        let seal = Seal { id: segment.id, len: segment.tail };
-        Segment::create(&*self.dir, id, first, Some(seal)).map_err(Failure::of)
+    /// Begins the next segment, which seals the active one at its last acknowledged frame.
+    fn go_on(&self, active: &mut Active, first: Lsn) -> std::result::Result<(), Failure> {
+        let id = SegmentId { epoch: self.epoch, index: active.next_index };
+        let seal = Seal { id: active.segment.id, len: active.segment.tail };
+        active.next_index += 1;
+        active.ended = true;
+        let segment = Segment::create(&*self.dir, id, first, Some(seal)).map_err(Failure::of)?;
+        *active = Active { segment, ended: false, next_index: active.next_index };
+        Ok(())
     }
 
-    fn note_segment(&self, state: &mut State, now: &Segment) {
-        if now.id != state.segment.id {
-            let (id, first) = (state.segment.id, state.segment.first);
-            state.before.insert(id, first);
+    fn note_active(&self, state: &mut State, now: Active) {
+        let before = &state.active.segment;
+        assert!(now.segment.id >= before.id, "segments only go forward");
+        if now.segment.id != before.id {
+            state.before.insert(before.id, before.first);
         }
-        assert!(now.id >= state.segment.id, "segments only go forward");
-        state.segment = now.clone();
+        state.active = now;
     }
 
     /// Makes `snapshot` the beginning of the journal: it must be the owner's state after transaction `at` (an acknowledged
@@ -208,7 +227,7 @@ impl Journal {
         assert!(at <= self.last(), "a snapshot covers acknowledged transactions only");
         self.rotate()?;
         let kept = write_snapshot(&*self.dir, self.epoch, at, snapshot)?;
-        let own = self.state().segment.name.clone();
+        let own = self.state().active.segment.name.clone();
         fence(&*self.dir, self.epoch, &own)?;
         self.state().appended_bytes = 0;
         self.truncate(at, &kept)
@@ -223,29 +242,21 @@ impl Journal {
         if let Some(closed) = state.closed {
             return Err(self.failed(&Failure::Closed(closed)));
         }
-        if state.last + 1 == state.segment.first {
+        if state.last + 1 == state.active.segment.first && !state.active.ended {
             return Ok(()); // nothing in it yet
         }
         state.busy = true;
-        let (segment, first) = (state.segment.clone(), state.last + 1);
+        let (mut active, first) = (state.active.clone(), state.last + 1);
         drop(state);
-        let next = self.next_segment(&segment, first);
+        let done = self.go_on(&mut active, first);
         let mut state = self.state();
         state.busy = false;
-        let done = match next {
-            Ok(next) => {
-                self.note_segment(&mut state, &next);
-                Ok(())
-            }
-            Err(failure) => {
-                if let Failure::Closed(closed) = &failure {
-                    state.closed = Some(*closed);
-                }
-                Err(self.failed(&failure))
-            }
-        };
+        self.note_active(&mut state, active);
+        if let Err(Failure::Closed(closed)) = &done {
+            state.closed = Some(*closed);
+        }
         self.changed.notify_all();
-        done
+        done.map_err(|failure| self.failed(&failure))
     }
 
     /// Removes what the snapshot at `at` covers, oldest first: a zombie that still finds its own segment has not missed its
@@ -253,7 +264,7 @@ impl Journal {
     fn truncate(&self, at: Lsn, kept: &str) -> Result<()> {
         let needed = {
             let mut state = self.state();
-            let State { before, segment, .. } = &mut *state;
+            let State { before, active: Active { segment, .. }, .. } = &mut *state;
             // A segment is needed unless the next one begins at or before the first transaction behind the snapshot.
             let nexts: Vec<Lsn> = before.values().skip(1).copied().chain([segment.first]).collect();
             let needed = before.iter().zip(nexts).find(|(_, next)| *next > at + 1).map(|((id, _), _)| *id);

@@ -203,6 +203,11 @@ impl Queue {
         Ok(op)
     }
 
+    /// The attempt granted last in this epoch.
+    pub fn last_attempt(&self) -> AttemptId {
+        AttemptId { epoch: self.leases.epoch, counter: self.leases.counter }
+    }
+
     /// The lease on a task.
     pub fn lease(&self, task: TaskId) -> Option<&Lease> {
         self.leases.by_task.get(&task)
