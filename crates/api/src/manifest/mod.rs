@@ -197,9 +197,13 @@ where
     K: kube::CustomResourceExt + serde::de::DeserializeOwned,
 {
     let crd = crate::crds::definition::<K>();
-    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let mut schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
+    // The API server adds these to every kind.
+    for (field, type_) in [("apiVersion", "string"), ("kind", "string"), ("metadata", "object")] {
+        schema["properties"][field] = serde_json::json!({ "type": type_ });
+    }
     let before = problems.len();
-    schema::check_against(value, schema, "", problems);
+    schema::check_against(value, &schema, "", problems);
     if let Some(meta) = value.get_mut("metadata") {
         schema::check_metadata(meta, problems);
     }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use api::{Frozen, RLJob, hash};
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServicePort, ServiceSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 
@@ -117,9 +116,4 @@ pub fn conductor_objects(job: &RLJob, frozen: &Frozen) -> Vec<Child> {
         status: None,
     };
     vec![Child::ConfigMap(Box::new(config)), Child::Service(Box::new(service)), Child::StatefulSet(Box::new(set))]
-}
-
-/// Only the parts of metadata that a comparison may look at.
-pub(crate) fn revision(meta: &ObjectMeta) -> Option<&str> {
-    meta.annotations.as_ref().and_then(|a| a.get(api::labels::REVISION)).map(String::as_str)
 }
