@@ -124,9 +124,9 @@ impl<'a> MetaInfo<'a> {
             api_server_dispatch_finish_ts: clock.unix(times.received),
             request_finished_ts: clock.unix(finished),
             decode_throughput: times
-                .first_token
-                .map(|first| finished.saturating_duration_since(first).as_secs_f64())
-                .filter(|seconds| *seconds > 0.0 && facts.completion_tokens > 1)
+                .scheduled
+                .map(|scheduled| finished.saturating_duration_since(scheduled).as_secs_f64())
+                .filter(|seconds| *seconds > 0.0 && facts.completion_tokens > 0)
                 .map(|seconds| facts.completion_tokens as f64 / seconds),
         });
         Self {
@@ -193,7 +193,9 @@ impl Serialize for Scores<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let row = |logprob, id: &u32| Row { logprob, id: *id, text: self.text };
         match self.logprobs {
-            ScoreList::Input(list) => serializer.collect_seq(list.iter().zip(self.ids).map(|(logprob, id)| row(*logprob, id))),
+            ScoreList::Input(list) => {
+                serializer.collect_seq(list.iter().zip(self.ids).map(|(logprob, id)| row(*logprob, id)))
+            }
             ScoreList::Output(list) => {
                 serializer.collect_seq(list.iter().zip(self.ids).map(|(logprob, id)| row(Some(*logprob), id)))
             }
@@ -296,7 +298,13 @@ impl Serialize for FinishReason<'_> {
 }
 
 /// The text of an output: without its end, unless `no_stop_trim`; without a cut character while more may follow.
-pub(crate) fn output_text(text: Option<&Text>, ids: &[u32], finish: Option<&Finish>, skip_special: bool, no_trim: bool) -> String {
+pub(crate) fn output_text(
+    text: Option<&Text>,
+    ids: &[u32],
+    finish: Option<&Finish>,
+    skip_special: bool,
+    no_trim: bool,
+) -> String {
     let Some(text) = text else { return String::new() };
     match finish {
         None => text.decode_unfinished(ids, skip_special),

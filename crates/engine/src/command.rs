@@ -65,7 +65,11 @@ pub(crate) enum Command {
     Flush(oneshot::Sender<bool>),
     Install(Box<Install>, oneshot::Sender<Installed>),
     /// The weights stay, their version gets another name.
-    Rename { version: String, abort_all: bool, done: oneshot::Sender<()> },
+    Rename {
+        version: String,
+        abort_all: bool,
+        done: oneshot::Sender<()>,
+    },
     Load(oneshot::Sender<Load>),
     /// End once nothing is in flight.
     Drain,

@@ -93,9 +93,13 @@ impl Front {
         }
         let stop_strings = match (&self.text, params.stop.is_empty()) {
             (_, true) => None,
-            (Some(text), false) => Some(StopStrings::new(text.clone(), params.stop.clone(), params.skip_special_tokens)),
+            (Some(text), false) => {
+                Some(StopStrings::new(text.clone(), params.stop.clone(), params.skip_special_tokens))
+            }
             (None, false) => {
-                return Err(Refusal::bad_request("stop strings need a tokenizer, and the model folder has no tokenizer.json."));
+                return Err(Refusal::bad_request(
+                    "stop strings need a tokenizer, and the model folder has no tokenizer.json.",
+                ));
             }
         };
         let rid: Arc<str> = rid.map_or_else(random_rid, Arc::from);

@@ -47,7 +47,6 @@ mod serve;
 mod shared;
 mod stop;
 mod text;
-mod weights;
 
 pub use error::Error;
 pub use options::EngineOptions;

@@ -58,7 +58,13 @@ impl PrefixTree {
 
     /// Remembers `page` as the KV of `tokens` (one page of them) after `parent`. When these tokens are known already, the known
     /// page is returned: it holds the same bits, and the caller gives its own up for it.
-    pub(crate) fn insert(&mut self, pages: &mut Pages, parent: NodeId, tokens: &[u32], page: PageId) -> (NodeId, PageId) {
+    pub(crate) fn insert(
+        &mut self,
+        pages: &mut Pages,
+        parent: NodeId,
+        tokens: &[u32],
+        page: PageId,
+    ) -> (NodeId, PageId) {
         self.clock += 1;
         if let Some(known) = self.child(parent, tokens)
             && let Some(node) = &mut self.nodes[known as usize]

@@ -46,6 +46,13 @@ pub(crate) struct LogprobRequest {
     pub(crate) text: bool,
 }
 
+impl LogprobRequest {
+    /// Whether other tokens are wanted beside each.
+    pub(crate) fn alternatives(&self) -> bool {
+        self.top > 0 || !self.ids.is_empty()
+    }
+}
+
 /// One sequence to generate.
 #[derive(Clone, Debug)]
 pub(crate) struct GenerateRequest {
@@ -103,7 +110,9 @@ pub(crate) fn field<'a, T>(
 ) -> Result<Option<T>, Refusal> {
     match body.get(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => read(value).map(Some).ok_or_else(|| Refusal::malformed(format!("{key} must be {expected}; got {value}"))),
+        Some(value) => {
+            read(value).map(Some).ok_or_else(|| Refusal::malformed(format!("{key} must be {expected}; got {value}")))
+        }
     }
 }
 
@@ -157,16 +166,21 @@ fn prompts(body: &Map<String, Value>, limits: &Limits, text: Option<&Text>) -> R
     let given = |key: &str| body.get(key).filter(|value| !value.is_null());
     match (given("text"), given("input_ids")) {
         (None, None) => Err(Refusal::bad_request("Either text, input_ids or input_embeds should be provided.")),
-        (Some(_), Some(_)) => Err(Refusal::bad_request("Either text, input_ids or input_embeds should be provided, not two of them.")),
+        (Some(_), Some(_)) => {
+            Err(Refusal::bad_request("Either text, input_ids or input_embeds should be provided, not two of them."))
+        }
         (Some(given), None) => {
             let text = text.ok_or_else(|| {
-                Refusal::bad_request("this engine has no tokenizer (the model folder has no tokenizer.json): send input_ids.")
+                Refusal::bad_request(
+                    "this engine has no tokenizer (the model folder has no tokenizer.json): send input_ids.",
+                )
             })?;
             match given {
                 Value::String(prompt) => Ok((vec![encode(text, prompt)?], false)),
                 Value::Array(list) => {
                     let strings: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
-                    let strings = strings.ok_or_else(|| Refusal::malformed("text must be a string or a list of strings"))?;
+                    let strings =
+                        strings.ok_or_else(|| Refusal::malformed("text must be a string or a list of strings"))?;
                     if strings.is_empty() {
                         return Err(Refusal::bad_request("text cannot be empty."));
                     }
@@ -236,12 +250,11 @@ fn for_each<T: Clone>(
         None | Some(Value::Null) => Ok(vec![default; count]),
         Some(value) => match (read(value), value) {
             (Some(one), _) => Ok(vec![one; count]),
-            (None, Value::Array(list)) if list.len() == count => {
-                list.iter()
-                    .map(|value| if value.is_null() { Some(default.clone()) } else { read(value) })
-                    .collect::<Option<_>>()
-                    .ok_or_else(malformed)
-            }
+            (None, Value::Array(list)) if list.len() == count => list
+                .iter()
+                .map(|value| if value.is_null() { Some(default.clone()) } else { read(value) })
+                .collect::<Option<_>>()
+                .ok_or_else(malformed),
             _ => Err(malformed()),
         },
     }
@@ -250,11 +263,16 @@ fn for_each<T: Clone>(
 /// Largest `top_logprobs_num`.
 const TOP_LOGPROBS_MAX: usize = 1024;
 
-fn logprob_requests(body: &Map<String, Value>, count: usize, limits: &Limits) -> Result<Vec<Option<LogprobRequest>>, Refusal> {
+fn logprob_requests(
+    body: &Map<String, Value>,
+    count: usize,
+    limits: &Limits,
+) -> Result<Vec<Option<LogprobRequest>>, Refusal> {
     let wanted = for_each(body, "return_logprob", count, false, "true or false", Value::as_bool)?;
     let starts = for_each(body, "logprob_start_len", count, -1, "an integer", Value::as_i64)?;
     let tops = for_each(body, "top_logprobs_num", count, 0, "a whole number", Value::as_u64)?;
-    let list_of_ids = |value: &Value| value.as_array().filter(|list| list.iter().all(Value::is_u64)).map(|_| value.clone());
+    let list_of_ids =
+        |value: &Value| value.as_array().filter(|list| list.iter().all(Value::is_u64)).map(|_| value.clone());
     let ids = for_each(body, "token_ids_logprob", count, Value::Array(Vec::new()), "a list of token ids", list_of_ids)?;
     let text = flag(body, "return_text_in_logprobs")?;
     let mut requests = Vec::with_capacity(count);
@@ -342,7 +360,8 @@ mod tests {
 
     #[test]
     fn samples_of_one_prompt_have_their_own_seeds() {
-        let call = parse(json!({"input_ids": [1], "rid": "a", "sampling_params": {"n": 3, "sampling_seed": 7}})).unwrap();
+        let call =
+            parse(json!({"input_ids": [1], "rid": "a", "sampling_params": {"n": 3, "sampling_seed": 7}})).unwrap();
         let seeds: Vec<_> = call.requests.iter().map(|request| request.params.sampling_seed).collect();
         assert_eq!(seeds, [Some(7), Some(8), Some(9)]);
         assert!(call.batch && call.requests.iter().all(|request| request.rid.is_none()));

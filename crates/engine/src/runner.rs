@@ -2,11 +2,9 @@
 //!
 //! Everything is computed by the model code the trainer runs; nothing is computed here.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
+use checkpoint::hf;
 use models::{KvCache, KvSeq, Logits, Model, ModelConfig, ModelOptions};
 use serde_json::Value;
 use tensor::{
@@ -41,13 +39,15 @@ pub(crate) struct Loader {
 
 impl Loader {
     /// Reads `config.json`, and `generation_config.json` if there is one.
-    pub(crate) fn open(folder: &Path, _threads: usize) -> Result<Self, String> {
-        let text = std::fs::read_to_string(folder.join("config.json")).map_err(|error| format!("config.json cannot be read: {error}"))?;
+    pub(crate) fn open(folder: &Path, threads: usize) -> Result<Self, String> {
+        let text = std::fs::read_to_string(folder.join("config.json"))
+            .map_err(|error| format!("config.json cannot be read: {error}"))?;
         let config = ModelConfig::from_json(&text).map_err(|error| error.to_string())?;
         let json: Value = serde_json::from_str(&text).map_err(|error| format!("config.json: {error}"))?;
         let mut end_tokens = config.eos_token_ids.clone();
         if let Ok(text) = std::fs::read_to_string(folder.join("generation_config.json")) {
-            let json: Value = serde_json::from_str(&text).map_err(|error| format!("generation_config.json: {error}"))?;
+            let json: Value =
+                serde_json::from_str(&text).map_err(|error| format!("generation_config.json: {error}"))?;
             let ids = match json.get("eos_token_id") {
                 Some(Value::Array(ids)) => ids.iter().collect(),
                 Some(id) => vec![id],
@@ -58,7 +58,7 @@ impl Loader {
         end_tokens.sort_unstable();
         end_tokens.dedup();
         Ok(Self {
-            backend: Arc::new(CpuBackend::new()),
+            backend: Arc::new(CpuBackend::new(threads)),
             config,
             model_type: json.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned(),
             architectures: json.get("architectures").cloned().unwrap_or(Value::Null),
@@ -92,21 +92,14 @@ impl Loader {
         2 * self.config.layers * self.config.kv_heads * self.config.head_dim * size_of::<f32>()
     }
 
-    /// Whether a folder holds weights at all; a folder with a config alone is a model to come.
-    pub(crate) fn folder_has_weights(&self, folder: &Path) -> bool {
-        weight_files(folder).iter().any(|file| file.exists())
-    }
-
     /// Reads the weights of a Hugging Face folder, widened to f32.
     pub(crate) fn read(&self, folder: &Path) -> Result<Weights, String> {
         if !folder.is_dir() {
             return Err(format!("{} is not a folder this engine can see", folder.display()));
         }
-        if !self.folder_has_weights(folder) {
-            return Err(format!("{} holds no safetensors", folder.display()));
-        }
         let model = self.empty_model().map_err(|error| error.to_string())?;
-        crate::weights::load(folder, &model)?;
+        let files = hf::Folder::open(folder).map_err(|error| error.to_string())?;
+        hf::load_weights(&files, &*self.backend, model.params()).map_err(|error| error.to_string())?;
         Ok(Weights(model))
     }
 
@@ -114,10 +107,6 @@ impl Loader {
         let alone = Arc::new(SingleRank::new("tp"));
         Model::new(self.backend.clone(), alone, self.config.clone(), ModelOptions::default())
     }
-}
-
-fn weight_files(folder: &Path) -> [PathBuf; 2] {
-    [folder.join("model.safetensors"), folder.join("model.safetensors.index.json")]
 }
 
 /// One iteration's work, written down flat: the new tokens of each sequence, its pages, and the rows that are wanted.
@@ -198,7 +187,11 @@ impl Runner {
         self.logits = None;
         let model = self.model.as_ref().ok_or(RunError::NoWeights)?;
         let sequences: Vec<KvSeq> = (batch.sequences.iter())
-            .map(|sequence| KvSeq { cached: sequence.cached, new: sequence.new, pages: &batch.pages[sequence.pages.clone()] })
+            .map(|sequence| KvSeq {
+                cached: sequence.cached,
+                new: sequence.new,
+                pages: &batch.pages[sequence.pages.clone()],
+            })
             .collect();
         let layout = model.batch(&sequences)?;
         self.logits = Some(model.step(&batch.tokens, &layout, &self.cache, &batch.rows)?);
@@ -212,7 +205,8 @@ impl Runner {
             return Ok(());
         }
         let (model, logits) = self.parts()?;
-        let rows = Logits { local: logits.local.narrow(0, 0, params.len())?, full: logits.full.narrow(0, 0, params.len())? };
+        let rows =
+            Logits { local: logits.local.narrow(0, 0, params.len())?, full: logits.full.narrow(0, 0, params.len())? };
         drawn.extend(model.sample(&rows, params)?.into_iter().map(|id| id as u32));
         Ok(())
     }

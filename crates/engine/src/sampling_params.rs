@@ -111,7 +111,10 @@ impl SamplingParams {
         if let Some(max) = params.max_new_tokens
             && params.min_new_tokens > max
         {
-            return Err(bad(format!("min_new_tokens must be in [0, max_new_tokens({max})], got {}.", params.min_new_tokens)));
+            return Err(bad(format!(
+                "min_new_tokens must be in [0, max_new_tokens({max})], got {}.",
+                params.min_new_tokens
+            )));
         }
         if params.greedy {
             params.temperature = 1.0;
@@ -124,7 +127,8 @@ impl SamplingParams {
             ("max_new_tokens", Value::Null) => self.max_new_tokens = None,
             (_, Value::Null) => {}
             ("max_new_tokens", _) => {
-                let max = value.as_u64().ok_or_else(|| bad(format!("max_new_tokens must be at least 0, got {value}.")))?;
+                let max =
+                    value.as_u64().ok_or_else(|| bad(format!("max_new_tokens must be at least 0, got {value}.")))?;
                 self.max_new_tokens = Some(usize::try_from(max).unwrap_or(usize::MAX));
             }
             ("min_new_tokens", _) => self.min_new_tokens = whole(key, value)?,
@@ -161,7 +165,8 @@ impl SamplingParams {
             ("stop", Value::String(stop)) => self.stop = vec![stop.clone()],
             ("stop", Value::Array(stops)) => {
                 let strings = stops.iter().map(|stop| stop.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
-                self.stop = strings.ok_or_else(|| bad(format!("stop must be a string or a list of strings, got {value}.")))?;
+                self.stop =
+                    strings.ok_or_else(|| bad(format!("stop must be a string or a list of strings, got {value}.")))?;
             }
             ("stop", _) => return Err(bad(format!("stop must be a string or a list of strings, got {value}."))),
             ("stop_token_ids", _) => self.stop_token_ids = token_ids(key, value, vocab)?,
@@ -172,7 +177,8 @@ impl SamplingParams {
             ("no_stop_trim", _) => self.no_stop_trim = truth(key, value)?,
             ("sampling_seed", _) => {
                 let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
-                self.sampling_seed = Some(seed.ok_or_else(|| bad(format!("sampling_seed must be an integer, got {value}.")))?);
+                self.sampling_seed =
+                    Some(seed.ok_or_else(|| bad(format!("sampling_seed must be an integer, got {value}.")))?);
             }
             ("n", _) => {
                 self.n = whole(key, value)?;
@@ -246,8 +252,14 @@ mod tests {
             (json!({"top_k": 0}), "top_k must be -1 (disable) or at least 1, got 0."),
             (json!({"min_p": 1.5}), "min_p must be in [0, 1], got 1.5."),
             (json!({"max_new_tokens": -3}), "max_new_tokens must be at least 0, got -3."),
-            (json!({"stop_token_ids": [512]}), "stop_token_ids has 512, which is not a token id: ids are whole numbers below 512."),
-            (json!({"min_new_tokens": 9, "max_new_tokens": 2}), "min_new_tokens must be in [0, max_new_tokens(2)], got 9."),
+            (
+                json!({"stop_token_ids": [512]}),
+                "stop_token_ids has 512, which is not a token id: ids are whole numbers below 512.",
+            ),
+            (
+                json!({"min_new_tokens": 9, "max_new_tokens": 2}),
+                "min_new_tokens must be in [0, max_new_tokens(2)], got 9.",
+            ),
         ] {
             assert_eq!(parse(value).unwrap_err(), rule);
         }
@@ -257,7 +269,8 @@ mod tests {
     fn a_parameter_without_behaviour_is_refused_unless_it_asks_for_nothing() {
         assert!(parse(json!({"repetition_penalty": 1.1})).unwrap_err().contains("not supported"));
         assert!(parse(json!({"regex": "a*"})).unwrap_err().contains("not supported"));
-        let router_defaults = json!({"repetition_penalty": 1.0, "frequency_penalty": 0.0, "regex": null, "n": 1, "top_k": -1});
+        let router_defaults =
+            json!({"repetition_penalty": 1.0, "frequency_penalty": 0.0, "regex": null, "n": 1, "top_k": -1});
         assert_eq!(parse(router_defaults).unwrap(), SamplingParams::default());
     }
 

@@ -190,7 +190,9 @@ impl Scheduler {
             Command::Submit(submission) => {
                 let sequence = Sequence::new(*submission);
                 self.metrics.requests.inc();
-                if self.waiting.len() >= self.bounds.waiting {
+                // Seats that the next iteration fills do not count.
+                let seats = self.bounds.running.saturating_sub(self.running.len());
+                if self.waiting.len() >= self.bounds.waiting.saturating_add(seats) {
                     self.end(sequence, Finish::QueueFull);
                 } else if !self.has_weights {
                     // The front refuses these; one may have been on its way.
@@ -296,9 +298,7 @@ impl Scheduler {
         if matches!(finish, Finish::Aborted | Finish::AbortedWaiting) {
             self.metrics.aborted.inc();
         }
-        let output = sequence.output_len();
-        let standing = sequence.finish(finish, &self.version);
-        self.metrics.finished(&standing, output);
+        sequence.finish(finish, &self.version, &self.metrics);
     }
 
     fn release(&mut self, sequence: &mut Sequence) {
@@ -357,7 +357,8 @@ impl Scheduler {
         }
         // Prompts under way.
         let decoding = self.pieces.len();
-        let mut budget = self.bounds.prefill_tokens.saturating_sub(decoding).max(PAGE_TOKENS.min(self.bounds.prefill_tokens));
+        let mut budget =
+            self.bounds.prefill_tokens.saturating_sub(decoding).max(PAGE_TOKENS.min(self.bounds.prefill_tokens));
         let mut rows = self.runner.rows_max().saturating_sub(decoding);
         let mut at = 0;
         while at < self.running.len() && budget > 0 {
@@ -580,10 +581,6 @@ impl Scheduler {
         for (row, (stats, scoring)) in (drawn.len()..).zip(scored.iter().zip(&self.scoring)) {
             let alternatives = alternatives(&self.runner, &self.running[scoring.at], row, stats)?;
             let logprobs = &mut self.running[scoring.at].logprobs;
-            if logprobs.input.is_empty() {
-                logprobs.input.push(None);
-                logprobs.input_alternatives.extend(alternatives.is_some().then(Alternatives::default));
-            }
             logprobs.input.push(Some(stats.logp()));
             logprobs.input_alternatives.extend(alternatives);
         }
@@ -603,7 +600,10 @@ impl Scheduler {
                 continue;
             }
             if sequence.broken {
-                ended.push((piece.at, Finish::Failed("the model's output is not finite: its weights are broken".to_owned())));
+                ended.push((
+                    piece.at,
+                    Finish::Failed("the model's output is not finite: its weights are broken".to_owned()),
+                ));
             } else if let Some(finish) = sequence.ends(&self.end_tokens) {
                 ended.push((piece.at, finish));
             } else {
@@ -630,7 +630,11 @@ impl Scheduler {
             capacity_tokens: self.pages.count() * PAGE_TOKENS,
             waiting_tokens: self.waiting.iter().map(|sequence| sequence.tokens.len()).sum(),
             gen_throughput: self.rate.per_second(),
-            cache_hit_rate: if self.prompt_tokens == 0 { 0.0 } else { self.cached_tokens as f64 / self.prompt_tokens as f64 },
+            cache_hit_rate: if self.prompt_tokens == 0 {
+                0.0
+            } else {
+                self.cached_tokens as f64 / self.prompt_tokens as f64
+            },
         }
     }
 
@@ -650,7 +654,7 @@ fn alternatives(
     row: usize,
     stats: &TokenStats,
 ) -> Result<Option<Alternatives>, RunError> {
-    let Some(wanted) = sequence.logprob.as_ref().filter(|wanted| wanted.top > 0 || !wanted.ids.is_empty()) else {
+    let Some(wanted) = sequence.logprob.as_ref().filter(|wanted| wanted.alternatives()) else {
         return Ok(None);
     };
     let logits = runner.row(row)?;

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
+    metrics::Metrics,
     outcome::{Alternatives, Event, Finish, Logprobs, Outcome, Progress, Standing, Times, VersionSpan},
     pages::PageId,
     prefix::{NodeId, ROOT},
@@ -66,6 +67,14 @@ impl Sequence {
         let Submission { id, prompt, params, seed, logprob, stop_strings, stream, received, events } = submission;
         let mut tokens = prompt;
         let prompt_len = tokens.len();
+        let mut logprobs = Logprobs::default();
+        if let Some(wanted) = &logprob
+            && wanted.start.is_some_and(|start| start < prompt_len)
+        {
+            // The first position has nothing before it that would score it.
+            logprobs.input.push(None);
+            logprobs.input_alternatives.extend(wanted.alternatives().then(Alternatives::default));
+        }
         tokens.reserve_exact(params.max_new_tokens.unwrap_or(0).min(1024));
         Self {
             id,
@@ -84,7 +93,7 @@ impl Sequence {
             retractions: 0,
             broken: false,
             spans: Vec::new(),
-            logprobs: Logprobs::default(),
+            logprobs,
             times: Times { received, scheduled: None, first_token: None, finished: None },
             stream,
             sent: 0,
@@ -120,7 +129,14 @@ impl Sequence {
     }
 
     /// Adds a drawn token.
-    pub(crate) fn push(&mut self, token: u32, logp: f32, alternatives: Option<Alternatives>, version: &Arc<str>, now: Instant) {
+    pub(crate) fn push(
+        &mut self,
+        token: u32,
+        logp: f32,
+        alternatives: Option<Alternatives>,
+        version: &Arc<str>,
+        now: Instant,
+    ) {
         let at = self.output_len();
         self.tokens.push(token);
         self.times.first_token.get_or_insert(now);
@@ -139,6 +155,8 @@ impl Sequence {
     pub(crate) fn ends(&mut self, end_tokens: &[u32]) -> Option<Finish> {
         let output = self.output_len();
         if output == 0 {
+            // Only the prompt was to be scored; that it is stands for the first token.
+            self.times.first_token.get_or_insert_with(Instant::now);
             return (self.params.max_new_tokens == Some(0)).then_some(Finish::Length);
         }
         let last = *self.tokens.last()?;
@@ -178,22 +196,22 @@ impl Sequence {
         let _ = self.events.send(Event::Progress(Box::new(progress)));
     }
 
-    /// Ends the sequence and tells whoever waits for it. Its pages must be released before.
-    pub(crate) fn finish(mut self, finish: Finish, current_version: &Arc<str>) -> Standing {
+    /// Ends the sequence, counts it, and tells whoever waits for it. Its pages must be released before.
+    pub(crate) fn finish(mut self, finish: Finish, current_version: &Arc<str>, metrics: &Metrics) {
         self.times.finished = Some(Instant::now());
         let standing = self.standing(current_version);
+        metrics.finished(&standing, self.output_len());
         if self.spans.is_empty() {
             self.spans.push(VersionSpan { version: current_version.clone(), start: 0, end: 0 });
         }
         let outcome = Outcome {
             finish,
-            standing: standing.clone(),
+            standing,
             output_ids: self.tokens.split_off(self.prompt_len),
             spans: self.spans,
             logprobs: self.logprobs,
         };
         let _ = self.events.send(Event::Done(Box::new(outcome)));
-        standing
     }
 
     fn standing(&self, current_version: &Arc<str>) -> Standing {

@@ -59,7 +59,8 @@ impl Engine {
         let health = Health::starting("the model is being loaded");
         let opening = options.clone();
         let opened = tokio::task::spawn_blocking(move || Opened::read(&opening)).await;
-        let opened = opened.map_err(|error| Error::Model { folder: options.model_path.clone(), reason: error.to_string() })??;
+        let opened = opened
+            .map_err(|error| Error::Model { folder: options.model_path.clone(), reason: error.to_string() })??;
         let Opened { loader, runner, text, limits, served } = opened;
 
         let has_weights = served.has_weights;
@@ -146,7 +147,10 @@ impl Engine {
         tracing::info!(seconds = patience.as_secs(), in_flight = self.front.shared.live_count(), "engine drains");
         let _ = self.front.tell(Command::Drain);
         if tokio::time::timeout(patience, &mut self.scheduler_ended).await.is_err() {
-            tracing::warn!(in_flight = self.front.shared.live_count(), "drain time is over; requests in flight are aborted");
+            tracing::warn!(
+                in_flight = self.front.shared.live_count(),
+                "drain time is over; requests in flight are aborted"
+            );
             let _ = self.front.tell(Command::Stop);
             let _ = tokio::time::timeout(FAREWELL, &mut self.scheduler_ended).await;
         }
@@ -202,7 +206,8 @@ impl Opened {
             let reason = "the KV pool is smaller than one page; give more".to_owned();
             return Err(Error::Option { option: "--max-total-tokens, --kv-cache-mib", reason });
         }
-        let weights = if loader.folder_has_weights(folder) { Some(loader.read(folder).map_err(broken)?) } else { None };
+        let weights =
+            if checkpoint::hf::has_weights(folder) { Some(loader.read(folder).map_err(broken)?) } else { None };
         let limits = Limits::new(loader.vocab(), context, pages);
         let served = Served {
             model_path: folder.clone(),
@@ -215,6 +220,7 @@ impl Opened {
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    let message =
+        panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
     format!("it panicked: {}", message.unwrap_or_else(|| "no message".to_owned()))
 }

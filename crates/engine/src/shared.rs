@@ -70,7 +70,8 @@ impl Shared {
     }
 
     pub(crate) fn installed(&self, weight_version: Arc<str>, model_path: PathBuf) {
-        *self.served.write().unwrap_or_else(PoisonError::into_inner) = Served { model_path, weight_version, has_weights: true };
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) =
+            Served { model_path, weight_version, has_weights: true };
     }
 
     /// Makes a request known by its id, until [`gone`](Self::gone).

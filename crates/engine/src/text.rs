@@ -19,12 +19,14 @@ impl Text {
         if !file.exists() {
             return Ok(None);
         }
-        let tokenizer = Tokenizer::from_file(&file).map_err(|error| format!("tokenizer.json cannot be read: {error}"))?;
+        let tokenizer =
+            Tokenizer::from_file(&file).map_err(|error| format!("tokenizer.json cannot be read: {error}"))?;
         Ok(Some(Self { tokenizer }))
     }
 
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        let encoding = self.tokenizer.encode(text, true).map_err(|error| format!("the text cannot be tokenized: {error}"))?;
+        let encoding =
+            self.tokenizer.encode(text, true).map_err(|error| format!("the text cannot be tokenized: {error}"))?;
         Ok(encoding.get_ids().to_vec())
     }
 

@@ -40,12 +40,13 @@ pub(crate) async fn abort_request(State(front): State<Arc<Front>>, body: Bytes) 
 
 /// `POST /pause_generation`.
 pub(crate) async fn pause(State(front): State<Arc<Front>>, body: Bytes) -> Result<Json<Value>, Refusal> {
-    let mode = field(&object(&body)?, "mode", "\"abort\", \"retract\" or \"in_place\"", |value| match value.as_str()? {
-        "abort" => Some(PauseMode::Abort),
-        "retract" => Some(PauseMode::Retract),
-        "in_place" => Some(PauseMode::InPlace),
-        _ => None,
-    })?;
+    let mode =
+        field(&object(&body)?, "mode", "\"abort\", \"retract\" or \"in_place\"", |value| match value.as_str()? {
+            "abort" => Some(PauseMode::Abort),
+            "retract" => Some(PauseMode::Retract),
+            "in_place" => Some(PauseMode::InPlace),
+            _ => None,
+        })?;
     let mode = mode.unwrap_or(PauseMode::Abort);
     front.ask(front.options.control_timeout(), "the pause", |done| Command::Pause(mode, done)).await?;
     Ok(Json(json!({"message": "Generation paused successfully.", "status": "ok"})))
@@ -64,7 +65,10 @@ pub(crate) struct FlushQuery {
 }
 
 /// `GET|POST /flush_cache?timeout=SECONDS`: forgets all cached KV, unless a request is in the way.
-pub(crate) async fn flush_cache(State(front): State<Arc<Front>>, Query(query): Query<FlushQuery>) -> Result<Response, Refusal> {
+pub(crate) async fn flush_cache(
+    State(front): State<Arc<Front>>,
+    Query(query): Query<FlushQuery>,
+) -> Result<Response, Refusal> {
     let patience = Duration::try_from_secs_f64(query.timeout.unwrap_or(0.0)).unwrap_or_default();
     let deadline = Instant::now() + patience.min(front.options.control_timeout());
     loop {
@@ -82,7 +86,10 @@ pub(crate) async fn flush_cache(State(front): State<Arc<Front>>, Query(query): Q
 
 /// `POST /update_weights_from_disk`: reads a Hugging Face folder while generation goes on, then changes to it between two
 /// iterations. Whatever goes wrong before the change leaves the old weights and version.
-pub(crate) async fn update_weights_from_disk(State(front): State<Arc<Front>>, body: Bytes) -> Result<Response, Refusal> {
+pub(crate) async fn update_weights_from_disk(
+    State(front): State<Arc<Front>>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
     let body = object(&body)?;
     let string = |key| field(&body, key, "a string", |value| value.as_str().map(str::to_owned));
     let model_path = string("model_path")?.ok_or_else(|| Refusal::malformed("model_path: field required"))?;
@@ -90,7 +97,9 @@ pub(crate) async fn update_weights_from_disk(State(front): State<Arc<Front>>, bo
     if let Some(format) = string("load_format")?
         && !["auto", "safetensors"].contains(&format.as_str())
     {
-        return Ok(update_failed(format!("load_format {format} is not supported by this engine; it reads safetensors")));
+        return Ok(update_failed(format!(
+            "load_format {format} is not supported by this engine; it reads safetensors"
+        )));
     }
     if body.get("manifest").is_some_and(|manifest| !manifest.is_null()) {
         return Ok(update_failed("manifest is not supported by this engine; leave it out".to_owned()));
@@ -126,7 +135,12 @@ pub(crate) async fn update_weights_from_disk(State(front): State<Arc<Front>>, bo
     }
     let renamed = version.map(|version| format!(" Weight version updated to {version}.")).unwrap_or_default();
     let message = format!("Succeeded to update model weights.{renamed}");
-    tracing::info!(model_path, weight_version = &*front.shared.weight_version(), seconds = begun.elapsed().as_secs_f64(), "weights updated");
+    tracing::info!(
+        model_path,
+        weight_version = &*front.shared.weight_version(),
+        seconds = begun.elapsed().as_secs_f64(),
+        "weights updated"
+    );
     Ok(updated(StatusCode::OK, &message, installed.paused_requests))
 }
 
@@ -141,7 +155,10 @@ fn updated(status: StatusCode, message: &str, paused: usize) -> Response {
 }
 
 /// `POST /update_weight_version`: another name for the weights that are served.
-pub(crate) async fn update_weight_version(State(front): State<Arc<Front>>, body: Bytes) -> Result<Json<Value>, Refusal> {
+pub(crate) async fn update_weight_version(
+    State(front): State<Arc<Front>>,
+    body: Bytes,
+) -> Result<Json<Value>, Refusal> {
     let body = object(&body)?;
     let version = field(&body, "new_version", "a string", |value| value.as_str().map(str::to_owned))?
         .ok_or_else(|| Refusal::malformed("new_version: field required"))?;
@@ -150,5 +167,7 @@ pub(crate) async fn update_weight_version(State(front): State<Arc<Front>>, body:
     front
         .ask(front.options.control_timeout(), "the renaming", |done| Command::Rename { version: new, abort_all, done })
         .await?;
-    Ok(Json(json!({"success": true, "message": format!("Weight version updated to {version}"), "new_version": version})))
+    Ok(Json(
+        json!({"success": true, "message": format!("Weight version updated to {version}"), "new_version": version}),
+    ))
 }

@@ -1,10 +1,6 @@
 //! `POST|PUT /generate`.
 
-use std::{
-    borrow::Cow,
-    pin::Pin,
-    sync::Arc,
-};
+use std::{borrow::Cow, pin::Pin, sync::Arc};
 
 use axum::{
     body::{Body, Bytes},
@@ -36,15 +32,14 @@ pub(crate) async fn generate(State(front): State<Arc<Front>>, body: Bytes) -> Re
         front.check_open()?;
         let call = GenerateCall::parse(&object, &front.limits, front.text.as_deref())?;
         let GenerateCall { requests, batch, return_prompt_token_ids } = call;
-        let lives: Vec<Live> = requests.into_iter().map(|request| front.submit(request, stream)).collect::<Result<_, _>>()?;
+        let lives: Vec<Live> =
+            requests.into_iter().map(|request| front.submit(request, stream)).collect::<Result<_, _>>()?;
         Ok::<_, Refusal>((lives, Style { batch, return_prompt_token_ids }))
     })();
     match begun {
         Ok((lives, style)) if stream => events(front, lives, style),
         Ok((lives, style)) => whole(&front, lives, style).await.unwrap_or_else(IntoResponse::into_response),
-        Err(refusal) if stream => {
-            event_stream(stream::iter([frame(&refusal.event()), Ok(Bytes::from_static(DONE))]))
-        }
+        Err(refusal) if stream => event_stream(stream::iter([frame(&refusal.event()), Ok(Bytes::from_static(DONE))])),
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -73,7 +68,8 @@ async fn whole(front: &Front, mut lives: Vec<Live>, style: Style) -> Result<Resp
             _ => {}
         }
     }
-    let answers: Vec<Answer<'_>> = lives.iter().zip(&outcomes).map(|(live, outcome)| final_answer(front, live, outcome, style)).collect();
+    let answers: Vec<Answer<'_>> =
+        lives.iter().zip(&outcomes).map(|(live, outcome)| final_answer(front, live, outcome, style)).collect();
     let body = match (&answers[..], style.batch) {
         ([answer], false) => serde_json::to_vec(answer),
         _ => serde_json::to_vec(&answers),
@@ -91,7 +87,14 @@ fn final_answer<'a>(front: &'a Front, live: &'a Live, outcome: &'a Outcome, styl
         finish: Some(&outcome.finish),
         spans: Some(&outcome.spans),
         logprobs: &outcome.logprobs,
-        text: output_text(text, &outcome.output_ids, Some(&outcome.finish), live.skip_special_tokens, live.no_stop_trim).into(),
+        text: output_text(
+            text,
+            &outcome.output_ids,
+            Some(&outcome.finish),
+            live.skip_special_tokens,
+            live.no_stop_trim,
+        )
+        .into(),
     };
     view.answer(front, live, style, None)
 }
@@ -265,7 +268,8 @@ impl Teller {
         } else {
             (&self.ids[..], &self.logprobs, &text[..])
         };
-        let view = View { ids, completion_tokens: self.ids.len(), standing, finish, spans, logprobs, text: shown.into() };
+        let view =
+            View { ids, completion_tokens: self.ids.len(), standing, finish, spans, logprobs, text: shown.into() };
         let frame = frame(&view.answer(&self.front, &self.live, self.style, self.index));
         self.text = text;
         frame

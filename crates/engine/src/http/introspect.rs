@@ -22,7 +22,11 @@ use crate::{
 /// (SGLang answers 503 while paused, which makes probes kill it in the middle of a weight update).
 pub(crate) async fn health(State(front): State<Arc<Front>>) -> StatusCode {
     let silent = front.shared.silence() > Duration::from_secs(front.options.watchdog_timeout_secs);
-    if silent || front.shared.draining.load(Ordering::Relaxed) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+    if silent || front.shared.draining.load(Ordering::Relaxed) {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::OK
+    }
 }
 
 /// `GET /health_generate`: an idle engine generates one token; a busy, paused or empty one answers from its scheduler, which is
