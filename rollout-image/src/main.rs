@@ -1,3 +1,37 @@
-//! (to be written)
+//! `thresh-rollout`: the conductor of a run, a worker of a pool, or a native engine. This binary only wires: what they do
+//! is in the libraries.
 
-fn main() {}
+mod conductor;
+mod engine;
+mod worker;
+
+use clap::{Parser, Subcommand};
+
+/// The rollout side of Thresh.
+#[derive(Parser)]
+#[command(name = "thresh-rollout", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Own a run: its data, queue, batches, weight versions and commits.
+    Conductor(conductor::Options),
+    /// Generate and reward prompt groups for whichever run invites.
+    Worker(worker::Options),
+    /// Serve a model, with SGLang's HTTP interface.
+    Engine(::engine::EngineOptions),
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    control::log::init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    match arguments.role {
+        Role::Conductor(options) => runtime.block_on(conductor::run(options)),
+        Role::Worker(options) => runtime.block_on(worker::run(options)),
+        Role::Engine(options) => runtime.block_on(engine::run(options)),
+    }
+}

@@ -28,12 +28,15 @@ impl Conductor {
         let (too_stale, step) = (frozen.too_stale, self.state.accepted());
         if frozen.drop_zero_std {
             // A group of one has no spread to ask for.
-            let alike = |rewards: &[f64]| rewards.len() > 1 && rewards.windows(2).all(|pair| matches!(pair, [a, b] if a == b));
-            let groups: Vec<u64> = self.state.ready().filter(|(_, summary)| alike(&summary.rewards)).map(|(group, _)| group).collect();
+            let alike =
+                |rewards: &[f64]| rewards.len() > 1 && rewards.windows(2).all(|pair| matches!(pair, [a, b] if a == b));
+            let groups: Vec<u64> =
+                self.state.ready().filter(|(_, summary)| alike(&summary.rewards)).map(|(group, _)| group).collect();
             self.drop_groups(groups, DropReason::ZeroStd, out)?;
         }
         let stale = |version: u64| self.state.staleness(step, version) > self.staleness_max();
-        let groups: Vec<u64> = self.state.ready().filter(|(_, summary)| stale(summary.version_min)).map(|(group, _)| group).collect();
+        let groups: Vec<u64> =
+            self.state.ready().filter(|(_, summary)| stale(summary.version_min)).map(|(group, _)| group).collect();
         if groups.is_empty() {
             return Ok(());
         }
@@ -41,11 +44,13 @@ impl Conductor {
             return self.drop_groups(groups, DropReason::TooStale, out);
         }
         let mut cursor = self.state.cursor;
-        let rows: std::collections::BTreeMap<u64, u64> = self.state.queued().iter().map(|drawn| (drawn.group_index, drawn.row)).collect();
+        let rows: std::collections::BTreeMap<u64, u64> =
+            self.state.queued().iter().map(|drawn| (drawn.group_index, drawn.row)).collect();
         let groups = groups
             .into_iter()
             .map(|group| {
-                let again = crate::Drawn { group_index: cursor.next_group, row: rows.get(&group).copied().unwrap_or(0) };
+                let again =
+                    crate::Drawn { group_index: cursor.next_group, row: rows.get(&group).copied().unwrap_or(0) };
                 cursor.next_group += 1;
                 self.memory.first_lease_ms.remove(&group);
                 (group, again)
@@ -67,7 +72,8 @@ impl Conductor {
         if step >= run.settings.live.total_steps || step > self.state.trained + ahead {
             return Ok(());
         }
-        let mut ready: Vec<(u64, u64)> = self.state.ready().map(|(group, summary)| (summary.version_min, group)).collect();
+        let mut ready: Vec<(u64, u64)> =
+            self.state.ready().map(|(group, summary)| (summary.version_min, group)).collect();
         if ready.len() < wanted {
             return Ok(());
         }
@@ -131,7 +137,8 @@ impl Conductor {
     /// Starts conversions that are due.
     pub(crate) fn drive_conversions(&mut self, now: u64, out: &mut Step) {
         if self.memory.converting.may_start(now)
-            && let Some(step) = self.state.batches.iter().find(|(_, batch)| batch.converted.is_none()).map(|(step, _)| *step)
+            && let Some(step) =
+                self.state.batches.iter().find(|(_, batch)| batch.converted.is_none()).map(|(step, _)| *step)
             && let Some(run) = &self.state.run
         {
             self.memory.converting.busy = Some(step);
@@ -157,12 +164,19 @@ impl Conductor {
         let (batch, rows) = (warm.batch_size, warm.data.rows);
         let source = &mut self.memory.warm_source;
         let mut row = |place: u64| source.row(place / rows.max(1), place % rows.max(1)).unwrap_or(0);
-        let rows = (first..until).map(|update| (update * batch..(update + 1) * batch).map(&mut row).collect()).collect();
+        let rows =
+            (first..until).map(|update| (update * batch..(update + 1) * batch).map(&mut row).collect()).collect();
         self.memory.warm_converting.busy = Some(first);
         out.commands.push(Command::ConvertWarm { first, rows });
     }
 
-    pub(crate) fn on_converted(&mut self, step: u64, result: Result<Box<Converted>, String>, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_converted(
+        &mut self,
+        step: u64,
+        result: Result<Box<Converted>, String>,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         if self.memory.converting.busy != Some(step) {
             return Ok(());
         }

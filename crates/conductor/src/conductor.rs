@@ -50,7 +50,8 @@ impl Conductor {
         let first = state.run.is_none();
         let mut conductor = Self { state, memory: Memory::new(source, warm_source), epoch };
         let mut out = Step::default();
-        let opened = Record::Opened { conductor_epoch: epoch, time_ms: now_ms, config: first.then(|| Box::new(config.clone())) };
+        let opened =
+            Record::Opened { conductor_epoch: epoch, time_ms: now_ms, config: first.then(|| Box::new(config.clone())) };
         conductor.emit(&mut out, opened)?;
         conductor.take_manifest(&mut out, config)?;
         out.commands.push(Command::ListFolders);
@@ -93,8 +94,18 @@ impl Conductor {
     /// # Errors
     /// [`Error::Inconsistent`]: a defect of this crate. The process must stop: what is in the journal is sound.
     pub fn step(&mut self, event: Event, now_ms: u64) -> Result<Step, Error> {
+        self.steps([event], now_ms)
+    }
+
+    /// What several events do that came at about the same time.
+    ///
+    /// # Errors
+    /// As [`Conductor::step`].
+    pub fn steps(&mut self, events: impl IntoIterator<Item = Event>, now_ms: u64) -> Result<Step, Error> {
         let mut out = Step::default();
-        self.take(event, now_ms, &mut out)?;
+        for event in events {
+            self.take(event, now_ms, &mut out)?;
+        }
         self.advance(now_ms, &mut out)?;
         Ok(out)
     }
@@ -120,7 +131,9 @@ impl Conductor {
             Event::EngineResumed { url, result } => self.on_resumed(&url, result, now),
             Event::Converted { step, result } => self.on_converted(step, result, now, out)?,
             Event::WarmConverted { first, result } => self.on_warm_converted(first, result, now, out)?,
-            Event::TilesVerified { trainer_epoch, seq, result } => self.on_verified(trainer_epoch, seq, result, now, out)?,
+            Event::TilesVerified { trainer_epoch, seq, result } => {
+                self.on_verified(trainer_epoch, seq, result, now, out)?
+            }
             Event::FoldersFound(folders) => self.on_folders(folders, out),
             Event::FolderDeleted { folder, result } => self.on_deleted(folder, result, now, out)?,
             Event::Tick => self.on_tick(now, out)?,
@@ -158,15 +171,28 @@ impl Conductor {
         let memory = &self.memory;
         let leases = memory.workers.values().filter_map(|worker| worker.parked.as_ref()).map(|parked| parked.until_ms);
         let next = memory.parked_next.as_ref().map(|parked| parked.until_ms);
-        let efforts = [&memory.converting, &memory.warm_converting].into_iter().filter(|effort| effort.failures > 0 && effort.busy.is_none());
+        let efforts = [&memory.converting, &memory.warm_converting]
+            .into_iter()
+            .filter(|effort| effort.failures > 0 && effort.busy.is_none());
         let efforts = efforts.map(|effort| effort.retry_ms);
         let verifying = memory.verifying.as_ref().and_then(|verifying| verifying.again_ms);
-        let engines = memory.engines.values().filter(|engine| engine.live && engine.updating.is_none() && engine.failed_updates > 0);
+        let engines = memory
+            .engines
+            .values()
+            .filter(|engine| engine.live && engine.updating.is_none() && engine.failed_updates > 0);
         let engines = engines.map(|engine| engine.retry_ms);
         let publication = memory.publication.map(|(_, since)| since + PUBLISH_PATIENCE_MS);
         let deleting = memory.deleting.values().filter_map(|again| *again);
         let expiry = self.state.queue.next_expiry_ms();
-        leases.chain(next).chain(efforts).chain(verifying).chain(engines).chain(publication).chain(deleting).chain(expiry).min()
+        leases
+            .chain(next)
+            .chain(efforts)
+            .chain(verifying)
+            .chain(engines)
+            .chain(publication)
+            .chain(deleting)
+            .chain(expiry)
+            .min()
     }
 
     /// Applies a record and hands it out.

@@ -14,6 +14,8 @@ use crate::Error;
 pub struct DataFile {
     /// File, relative to the volume's root.
     pub path: String,
+    /// Fields of a row that are read.
+    pub keys: [String; 2],
     /// Rows.
     pub rows: u64,
     /// SHA-256 of the file, hex.
@@ -53,8 +55,8 @@ pub struct Frozen {
     pub run: String,
     /// Folder of the model, relative to the volume's root.
     pub model_dir: String,
-    /// SHA-256 of the model's config.json and tokenizer.json, hex: another model in the same folder is another run.
-    pub model_sha256: String,
+    /// Fingerprint of the model's config and tokenizer: another model in the same folder is another run.
+    pub model: String,
     /// Folder of the run, relative to the volume's root.
     pub run_dir: String,
     /// Where the very first attempt begins.
@@ -142,14 +144,14 @@ pub struct RunConfig {
 }
 
 /// What the RLJob does not say itself: found on the volume by the binary.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Run uid.
     pub run: String,
     /// Folder of the run, relative to the volume's root.
     pub run_dir: String,
-    /// See [`Frozen::model_sha256`].
-    pub model_sha256: String,
+    /// See [`Frozen::model`].
+    pub model: String,
     /// Training prompts.
     pub data: DataFile,
     /// Held-out prompts.
@@ -178,11 +180,23 @@ impl RunConfig {
             (InitKind::Random, Some(seed)) => Start::Random { seed },
             (InitKind::Random, None) => return Err(bad("model.init.seed", "kind Random needs a seed".to_owned())),
         };
+        // The file that was read is the one the spec names now; an edited path is seen as the change it is.
+        let named = |file: DataFile, path: &str, keys: [&String; 2]| DataFile {
+            path: path.to_owned(),
+            keys: keys.map(Clone::clone),
+            ..file
+        };
+        let data = named(found.data, &spec.data.path, [&spec.data.prompt_key, &spec.data.label_key]);
+        let held_out = match (&spec.data.eval_path, found.held_out) {
+            (None, _) => None,
+            (Some(_), None) => return Err(bad("data.evalPath", "was not loaded".to_owned())),
+            (Some(path), Some(file)) => Some(named(file, path, [&spec.data.prompt_key, &spec.data.label_key])),
+        };
         let warm = match (&spec.warm_start, found.warm) {
             (None, _) => None,
             (Some(_), None) => return Err(bad("warmStart.data", "was not loaded".to_owned())),
-            (Some(warm), Some(data)) => Some(Warm {
-                data,
+            (Some(warm), Some(file)) => Some(Warm {
+                data: named(file, &warm.data, [&warm.prompt_key, &warm.completion_key]),
                 batch_size: u64::from(warm.batch_size.max(1)),
                 max_steps: warm.max_steps.max(1),
                 check_every: warm.check_every_steps.max(1),
@@ -197,11 +211,11 @@ impl RunConfig {
         let frozen = Frozen {
             run: found.run,
             model_dir: model_dir.to_owned(),
-            model_sha256: found.model_sha256,
+            model: found.model,
             run_dir: found.run_dir,
             init,
-            data: found.data,
-            held_out: found.held_out,
+            data,
+            held_out,
             shuffle_seed: spec.data.shuffle_seed,
             sampling_seed: spec.sampling.seed,
             sampling: Sampling {
@@ -211,7 +225,11 @@ impl RunConfig {
             },
             samples_per_prompt: samples,
             asynchronous,
-            max_staleness: if asynchronous { u64::from(spec.max_staleness.unwrap_or(api::defaults::MAX_STALENESS)) } else { 0 },
+            max_staleness: if asynchronous {
+                u64::from(spec.max_staleness.unwrap_or(api::defaults::MAX_STALENESS))
+            } else {
+                0
+            },
             too_stale: match spec.staleness_policy.unwrap_or(api::defaults::STALENESS_POLICY) {
                 StalenessPolicy::Drop => TooStale::Drop,
                 StalenessPolicy::Requeue => TooStale::Requeue,
@@ -309,7 +327,10 @@ fn live(job: &RLJob) -> Live {
         total_steps: spec.total_steps,
         checkpoint_every: spec.checkpoint.every_steps.max(1),
         checkpoint_keep: u64::from(spec.checkpoint.keep.max(1)),
-        eval: spec.eval.as_ref().map(|eval| EvalEvery { steps: eval.every_steps.max(1), prompts: u64::from(eval.prompts) }),
+        eval: spec
+            .eval
+            .as_ref()
+            .map(|eval| EvalEvery { steps: eval.every_steps.max(1), prompts: u64::from(eval.prompts) }),
     }
 }
 
@@ -330,7 +351,11 @@ fn difference(path: &str, before: &serde_json::Value, after: &serde_json::Value)
         let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         return keys.into_iter().find_map(|key| {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            difference(&path, before.get(key).unwrap_or(&serde_json::Value::Null), after.get(key).unwrap_or(&serde_json::Value::Null))
+            difference(
+                &path,
+                before.get(key).unwrap_or(&serde_json::Value::Null),
+                after.get(key).unwrap_or(&serde_json::Value::Null),
+            )
         });
     }
     Some((path.to_owned(), before.to_string(), after.to_string()))

@@ -5,7 +5,7 @@ use control::wire::{BatchMeta, Phase, SampleStatus};
 use rl::{GroupAdvantage, RewardedSample};
 use rollout::{Group, Sample};
 use serde::{Deserialize, Serialize};
-use straw::{Ref, Record, Tensor};
+use straw::{Record, Ref, Tensor};
 
 use crate::{Error, microbatch::Shape};
 
@@ -44,7 +44,11 @@ impl Converted {
             batch,
             tokens: shapes.iter().map(|shape| shape.tokens).collect(),
             loss_tokens: shapes.iter().map(|shape| shape.loss_tokens).collect(),
-            rollout_ids: shapes.iter().zip(before).map(|(shape, before)| shape.rollout_id.wrapping_sub(before)).collect(),
+            rollout_ids: shapes
+                .iter()
+                .zip(before)
+                .map(|(shape, before)| shape.rollout_id.wrapping_sub(before))
+                .collect(),
             stats,
         }
     }
@@ -107,7 +111,11 @@ pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage) -> Resul
                 continue;
             }
             let rollout_id = group.group_index * SAMPLES_MAX + u64::from(sample.meta.index);
-            rewarded.push(RewardedSample { group_index: group.group_index, rollout_id, reward: Some(sample.meta.reward) });
+            rewarded.push(RewardedSample {
+                group_index: group.group_index,
+                rollout_id,
+                reward: Some(sample.meta.reward),
+            });
             rows.push(group.group_index, rollout_id, sample);
         }
     }
@@ -178,12 +186,15 @@ pub fn warm_batch(step: u64, rows: &[WarmRow]) -> Result<Conversion, Error> {
 /// Why a sample must not be learnt from.
 fn usable(sample: &Sample) -> Result<(), &'static str> {
     let response = sample.response_len;
-    let covered = sample.meta.versions.iter().try_fold(0u32, |at, span| (span.start == at && span.end > at).then_some(span.end));
+    let covered =
+        sample.meta.versions.iter().try_fold(0u32, |at, span| (span.start == at && span.end > at).then_some(span.end));
     match sample.meta.status {
         SampleStatus::Failed => Err("failed"),
         _ if !sample.meta.reward.is_finite() => Err("reward is not finite"),
         _ if response == 0 || response > sample.tokens.len() => Err("no response"),
-        _ if sample.loss_mask.len() != response || sample.log_probs.len() != response => Err("lists of different length"),
+        _ if sample.loss_mask.len() != response || sample.log_probs.len() != response => {
+            Err("lists of different length")
+        }
         _ if covered.map(|end| end as usize) != Some(response) => Err("versions do not cover the response"),
         _ if sample.log_probs.iter().any(|log_prob| !log_prob.is_finite()) => Err("log-prob is not finite"),
         _ if !sample.loss_mask.contains(&1) => Err("nothing under the mask"),
@@ -235,7 +246,8 @@ impl Rows {
         for shape in &self.shapes {
             *sums.entry(shape.rollout_id).or_default() += i64::from(shape.loss_tokens);
         }
-        let mask_sums: Vec<i64> = self.shapes.iter().map(|shape| sums.get(&shape.rollout_id).copied().unwrap_or(0)).collect();
+        let mask_sums: Vec<i64> =
+            self.shapes.iter().map(|shape| sums.get(&shape.rollout_id).copied().unwrap_or(0)).collect();
         self.cu_tokens.insert(0, 0);
         self.cu_response.insert(0, 0);
         let meta = serde_json::to_vec(&BatchMeta { phase, step, samples: n }).unwrap_or_default();

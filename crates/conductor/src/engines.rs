@@ -123,12 +123,14 @@ impl Conductor {
         if live().any(|engine| !acknowledged(engine) && engine.failed_updates == 0 && patient) {
             return Ok(());
         }
-        let engines: Vec<String> = live().filter(|engine| acknowledged(engine)).map(|engine| engine.name.clone()).collect();
+        let engines: Vec<String> =
+            live().filter(|engine| acknowledged(engine)).map(|engine| engine.name.clone()).collect();
         if engines.is_empty() {
             return Ok(());
         }
         let began = self.state.publishing.as_ref().map_or(now, |publishing| publishing.since_ms);
-        let record = Record::VersionAdvanced { version: target, engines, publish_ms: now.saturating_sub(began), time_ms: now };
+        let record =
+            Record::VersionAdvanced { version: target, engines, publish_ms: now.saturating_sub(began), time_ms: now };
         self.emit(out, record)?;
         self.memory.publication = None;
         Ok(())

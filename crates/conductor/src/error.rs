@@ -12,7 +12,9 @@ pub enum Error {
         what: String,
     },
     /// A field that is fixed for a run's life was changed.
-    #[error("{field} is fixed for the life of a run: it began with {before}, now {after} is asked for. Put it back, or start a new run")]
+    #[error(
+        "{field} is fixed for the life of a run: it began with {before}, now {after} is asked for. Put it back, or start a new run"
+    )]
     Changed {
         /// Which field.
         field: String,
@@ -22,7 +24,9 @@ pub enum Error {
         after: String,
     },
     /// A record that cannot follow the ones before it: the journal is damaged or of another version.
-    #[error("record {record} cannot follow the journal before it: {what}. The journal is damaged or was written by another version of Thresh")]
+    #[error(
+        "record {record} cannot follow the journal before it: {what}. The journal is damaged or was written by another version of Thresh"
+    )]
     Inconsistent {
         /// Which record.
         record: &'static str,

@@ -11,7 +11,8 @@ impl State {
     /// The warm start's pass rate is to be measured after this many updates.
     #[must_use]
     pub(crate) fn warm_check_due(&self, warm: &Warm, update: u64) -> bool {
-        let measurable = self.run.as_ref().is_some_and(|run| run.config.frozen.held_out.is_some()) && warm.eval_prompts > 0;
+        let measurable =
+            self.run.as_ref().is_some_and(|run| run.config.frozen.held_out.is_some()) && warm.eval_prompts > 0;
         let regular = warm.stop_at_pass_rate.is_some() && update.is_multiple_of(warm.check_every);
         measurable && update > 0 && (regular || update >= warm.max_steps)
     }
@@ -30,7 +31,8 @@ impl State {
         let live = &run.settings.live;
         if position.rl {
             let every = live.eval?;
-            let due = position.step > 0 && (position.step.is_multiple_of(every.steps) || position.step >= live.total_steps);
+            let due =
+                position.step > 0 && (position.step.is_multiple_of(every.steps) || position.step >= live.total_steps);
             let made = self.rl_result.is_some_and(|result| result.position.step >= position.step);
             (due && !made).then_some((EvalFor::Rl, every.prompts.min(rows)))
         } else {
@@ -50,7 +52,8 @@ impl Conductor {
                 return Ok(());
             }
             // Prompts that were given up have no summary.
-            let answers = tasks().filter_map(|task| self.state.summaries.get(&task.0)).flat_map(|summary| &summary.rewards);
+            let answers =
+                tasks().filter_map(|task| self.state.summaries.get(&task.0)).flat_map(|summary| &summary.rewards);
             let passed = answers.clone().filter(|reward| **reward >= PASSED).count() as u64;
             let answered = answers.count() as u64;
             return self.emit(out, Record::EvalFinished { passed, answered, time_ms: now });

@@ -1,9 +1,9 @@
 //! What reaches the brain, and what it wants done.
 
 use control::wire::{
-    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, EngineAddress, FailReply, FailRequest,
-    LeaseRequest, NextReply, NextRequest, Progress, Refusal, RenewReply, RenewRequest, ReportReply, ReportRequest, Sampling, SettingsReply,
-    StepRecord, TaskKind,
+    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, EngineAddress,
+    FailReply, FailRequest, LeaseRequest, NextReply, NextRequest, Progress, Refusal, RenewReply, RenewRequest,
+    ReportReply, ReportRequest, Sampling, SettingsReply, StepRecord, TaskKind,
 };
 use rl::GroupAdvantage;
 use straw::Ref;

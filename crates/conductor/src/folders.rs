@@ -6,14 +6,23 @@ impl Conductor {
     /// Folders found on disk: those of superseded epochs that nothing names were never finished.
     pub(crate) fn on_folders(&mut self, folders: Vec<String>, out: &mut Step) {
         for folder in folders {
-            if self.state.is_orphan(&folder) && !self.state.garbage.contains(&folder) && !self.memory.deleting.contains_key(&folder) {
+            if self.state.is_orphan(&folder)
+                && !self.state.garbage.contains(&folder)
+                && !self.memory.deleting.contains_key(&folder)
+            {
                 self.memory.deleting.insert(folder.clone(), None);
                 out.commands.push(Command::DeleteFolder { folder });
             }
         }
     }
 
-    pub(crate) fn on_deleted(&mut self, folder: String, result: Result<(), String>, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_deleted(
+        &mut self,
+        folder: String,
+        result: Result<(), String>,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         match result {
             Ok(()) => {
                 self.memory.deleting.remove(&folder);
@@ -33,7 +42,10 @@ impl Conductor {
         // Older weights go when every engine that lives has acknowledged later ones.
         let settled = |version: u64| {
             let engines = &self.memory.engines;
-            engines.values().filter(|engine| engine.live).all(|engine| engine.updating.is_none() && engine.version == Some(version))
+            engines
+                .values()
+                .filter(|engine| engine.live)
+                .all(|engine| engine.updating.is_none() && engine.version == Some(version))
         };
         let weights_free = settled(self.state.version);
         let in_use = self.state.folders_in_use();

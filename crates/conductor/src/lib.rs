@@ -42,18 +42,21 @@ mod state;
 mod trainer;
 mod workers;
 
+pub use check::Snapshot;
 pub use conductor::{Conductor, LEASE_MS, PUBLISH_PATIENCE_MS, TRAINER_HEARTBEAT_MS};
-pub use config::{AttemptConfig, DataFile, EvalEvery, Found, Frozen, Live, RunConfig, TooStale, Warm, first_difference};
+pub use config::{
+    AttemptConfig, DataFile, EvalEvery, Found, Frozen, Live, RunConfig, TooStale, Warm, first_difference,
+};
 pub use convert::{BatchStats, Converted};
 pub use error::Error;
 pub use event::{Command, Event, Grant, Reply, ReplyId, SettingsAsked, Step, TilesProblem, Unreached};
 pub use mix::sample_seed;
-pub use order::{OrderKind, epoch_of, tiles_folder, weights_folder};
+pub use order::{OrderKind, epoch_of, tiles_folder};
 pub use position::Position;
 pub use record::{DropReason, EvalFor, Record};
 pub use source::{Cursor, Drawn, Source, order};
 pub use state::{
-    ATTEMPTS_MAX, Applied, Batch, CheckpointAsked, Commit, EVAL_TASKS, Eval, EvalResult, Publishing, Run, SettingsHeld, State, Trainer, Version,
-    WarmBatch, row_of,
+    ATTEMPTS_MAX, Applied, Batch, CheckpointAsked, Commit, EVAL_TASKS, Eval, EvalResult, Publishing, Run, SettingsHeld,
+    State, Trainer, Version, WarmBatch, row_of,
 };
 pub use trainer::EXPORT_FOLDER;

@@ -48,7 +48,11 @@ pub fn plan(samples: &[Shape], rollouts_per_update: u64, tokens_max: u64, dp: us
             let tokens = |position: &u32| samples.get(*position as usize).map_or(0, |s| u64::from(s.tokens));
             UpdatePlan {
                 rollouts: (0..rollouts).filter(|n| of_update(*n)).count() as u64,
-                loss_tokens: members.iter().filter_map(|p| samples.get(*p as usize)).map(|s| u64::from(s.loss_tokens)).sum(),
+                loss_tokens: members
+                    .iter()
+                    .filter_map(|p| samples.get(*p as usize))
+                    .map(|s| u64::from(s.loss_tokens))
+                    .sum(),
                 micro_batches: deal(align(first_fit(&members, tokens_max, tokens), dp, tokens), dp, tokens),
             }
         })
@@ -112,7 +116,9 @@ fn halve(bin: &mut Vec<u32>, tokens: impl Fn(&u32) -> u64) -> Vec<u32> {
 /// Deals bins to ranks, largest first, to and fro. Within a rank they keep the order of their first sample.
 fn deal(mut bins: Vec<Vec<u32>>, dp: usize, tokens: impl Fn(&u32) -> u64) -> Vec<Vec<Vec<u32>>> {
     let dp = dp.max(1);
-    bins.sort_by_key(|bin| (std::cmp::Reverse(bin.iter().map(&tokens).sum::<u64>()), bin.first().copied().unwrap_or(u32::MAX)));
+    bins.sort_by_key(|bin| {
+        (std::cmp::Reverse(bin.iter().map(&tokens).sum::<u64>()), bin.first().copied().unwrap_or(u32::MAX))
+    });
     let mut ranks = vec![Vec::new(); dp];
     for (dealt, bin) in bins.into_iter().enumerate() {
         let (round, place) = (dealt / dp, dealt % dp);
@@ -167,7 +173,8 @@ mod tests {
         let mut rng = CounterRng::new(2, 0);
         for _ in 0..2000 {
             let (samples, per_update, cap, dp) = random(&mut rng);
-            for micro_batch in plan(&samples, per_update, cap, dp).iter().flat_map(|u| u.micro_batches.iter().flatten()) {
+            for micro_batch in plan(&samples, per_update, cap, dp).iter().flat_map(|u| u.micro_batches.iter().flatten())
+            {
                 let tokens: u64 = micro_batch.iter().map(|p| u64::from(samples[*p as usize].tokens)).sum();
                 assert!(tokens <= cap || micro_batch.len() == 1, "{micro_batch:?} has {tokens} of {cap}");
             }
@@ -187,7 +194,10 @@ mod tests {
             }
             let rollouts: std::collections::BTreeSet<u64> = samples.iter().map(|s| s.rollout_id).collect();
             assert_eq!(one.iter().map(|u| u.rollouts).sum::<u64>(), rollouts.len() as u64);
-            assert_eq!(one.iter().map(|u| u.loss_tokens).sum::<u64>(), samples.iter().map(|s| u64::from(s.loss_tokens)).sum());
+            assert_eq!(
+                one.iter().map(|u| u.loss_tokens).sum::<u64>(),
+                samples.iter().map(|s| u64::from(s.loss_tokens)).sum()
+            );
         }
     }
 
@@ -211,7 +221,10 @@ mod tests {
         let plans = plan(&samples, 256, 8192, 2);
         assert_eq!(plans.len(), 1);
         assert_eq!((plans[0].rollouts, plans[0].loss_tokens), (256, 1536));
-        assert_eq!(plans[0].micro_batches.iter().map(|r| r.iter().map(Vec::len).sum::<usize>()).collect::<Vec<_>>(), [128, 128]);
+        assert_eq!(
+            plans[0].micro_batches.iter().map(|r| r.iter().map(Vec::len).sum::<usize>()).collect::<Vec<_>>(),
+            [128, 128]
+        );
         assert_eq!(plan(&samples, 64, 8192, 1).len(), 4);
         assert_eq!(plan(&samples, 100, 8192, 1).iter().map(|u| u.rollouts).collect::<Vec<_>>(), [100, 156]);
     }

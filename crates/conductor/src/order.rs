@@ -1,5 +1,6 @@
 //! Orders to the trainer as the journal knows them.
 
+use control::run_dir;
 use serde::{Deserialize, Serialize};
 
 use crate::Position;
@@ -69,20 +70,10 @@ impl OrderKind {
     }
 }
 
-/// Folder of the tiles of a position. Named by epoch too, so that a superseded trainer never writes where its successor does.
+/// Folder of the tiles of a position, relative to the run's.
 #[must_use]
 pub fn tiles_folder(position: Position, trainer_epoch: u64) -> String {
-    if position.rl {
-        format!("tiles/step-{:06}-e{trainer_epoch}", position.step)
-    } else {
-        format!("tiles/warm-{:06}-e{trainer_epoch}", position.warm_step)
-    }
-}
-
-/// Folder of a published version.
-#[must_use]
-pub fn weights_folder(version: u64, trainer_epoch: u64) -> String {
-    format!("weights/v{version:06}-e{trainer_epoch}")
+    run_dir::tiles_folder(!position.rl, position.warm_step, position.step, trainer_epoch)
 }
 
 /// Epoch in the name of such a folder.

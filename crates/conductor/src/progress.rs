@@ -2,12 +2,7 @@
 
 use control::wire::{EngineProgress, Progress, QueueProgress, RunPhase, TrainerProgress, Wait, WorkerProgress};
 
-use crate::{
-    Conductor, TRAINER_HEARTBEAT_MS,
-    memory::is_admitted,
-    state::EVAL_TASKS,
-    workers::holder,
-};
+use crate::{Conductor, TRAINER_HEARTBEAT_MS, memory::is_admitted, state::EVAL_TASKS, workers::holder};
 
 /// A worker that was not heard of for this long is not shown any more.
 const WORKER_SHOWN_MS: u64 = 60_000;
@@ -27,7 +22,8 @@ impl Conductor {
             Some((None, false)) => "waiting".to_owned(),
             None => "not started".to_owned(),
         };
-        let live = heard_ms_ago.is_some_and(|ago| ago < TRAINER_HEARTBEAT_MS) && trainer.is_some_and(|trainer| !trainer.stopped);
+        let live = heard_ms_ago.is_some_and(|ago| ago < TRAINER_HEARTBEAT_MS)
+            && trainer.is_some_and(|trainer| !trainer.stopped);
         let warm = run.and_then(|run| run.config.frozen.warm.as_ref());
         Progress {
             conductor_epoch: self.epoch,
@@ -44,7 +40,12 @@ impl Conductor {
             attempt: state.attempt,
             trainer_epoch: state.trainer_epoch,
             trainer: TrainerProgress { live, doing, heard_ms_ago },
-            checkpoints_done: state.checkpoints.iter().filter(|asked| asked.done).map(|asked| asked.id.clone()).collect(),
+            checkpoints_done: state
+                .checkpoints
+                .iter()
+                .filter(|asked| asked.done)
+                .map(|asked| asked.id.clone())
+                .collect(),
             engines: self.engine_progress(),
             workers: self.worker_progress(now),
             queue: self.queue_progress(),
@@ -100,7 +101,9 @@ impl Conductor {
             waiting: queue.pending_len() as u64,
             leased: queue.leases().len() as u64,
             ready: self.state.ready().count() as u64,
-            retained_batches: (self.state.batches.len() + self.state.warm_batches.values().filter(|batch| batch.given_to.is_some()).count()) as u64,
+            retained_batches: (self.state.batches.len()
+                + self.state.warm_batches.values().filter(|batch| batch.given_to.is_some()).count())
+                as u64,
             dropped: self.state.dropped.clone(),
         }
     }
@@ -169,7 +172,11 @@ impl Conductor {
         if let Some(eval) = &state.eval {
             let left = state.queue.tasks().filter(|task| task.id.0 >= EVAL_TASKS).count();
             let note = if memory.workers.is_empty() { " (no worker has come)" } else { "" };
-            all.push((format!("{left} of {} evaluation prompts at {}{note}", eval.prompts, eval.position), "workers", None));
+            all.push((
+                format!("{left} of {} evaluation prompts at {}{note}", eval.prompts, eval.position),
+                "workers",
+                None,
+            ));
         }
         let step = state.accepted();
         if state.in_rl() && step < run.settings.live.total_steps && state.live() > 0 {

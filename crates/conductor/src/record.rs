@@ -7,10 +7,7 @@ use straw::{
     queue::{AttemptId, DropCause},
 };
 
-use crate::{
-    AttemptConfig, Converted, Cursor, Drawn, Error, Live, Position, RunConfig,
-    order::OrderKind,
-};
+use crate::{AttemptConfig, Converted, Cursor, Drawn, Error, Live, Position, RunConfig, order::OrderKind};
 
 /// Why a group left the run untrained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -291,7 +288,8 @@ impl Record {
     /// # Errors
     /// Never for records made by this crate; the encoder's error otherwise.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
-        postcard::to_extend(self, vec![FORMAT]).map_err(|error| Error::Undecodable { what: "record", why: error.to_string() })
+        postcard::to_extend(self, vec![FORMAT])
+            .map_err(|error| Error::Undecodable { what: "record", why: error.to_string() })
     }
 
     /// From bytes.

@@ -339,7 +339,8 @@ impl State {
             }
             Record::TaskFailed { task, lapsed, reason, attempt } => {
                 let cause = if *lapsed { DropCause::Lapsed } else { DropCause::Failed };
-                let op = Op::Fail { task: TaskId(*task), cause, reason: reason.clone(), drop: false, attempt: *attempt };
+                let op =
+                    Op::Fail { task: TaskId(*task), cause, reason: reason.clone(), drop: false, attempt: *attempt };
                 self.queue(name, &op)?;
                 if self.queue.is_settled(TaskId(*task)) && *task < EVAL_TASKS {
                     self.count_dropped("failed", 1);
@@ -365,7 +366,11 @@ impl State {
                 let mut positions = Vec::with_capacity(groups.len());
                 let (mut oldest, mut newest) = (u64::MAX, 0);
                 for group in groups {
-                    let found = self.queue.accepted_of(TaskId(*group)).map(|(position, _)| position).zip(self.summaries.get(group));
+                    let found = self
+                        .queue
+                        .accepted_of(TaskId(*group))
+                        .map(|(position, _)| position)
+                        .zip(self.summaries.get(group));
                     let (position, summary) = found.ok_or_else(|| bad(format!("group {group} has no result")))?;
                     positions.push(position);
                     oldest = oldest.min(summary.version_min);
@@ -432,16 +437,23 @@ impl State {
                     refused: None,
                 });
                 let (dp, tp) = (layout.dp, layout.tp);
-                self.event(*time_ms, format!("attempt {attempt} (epoch {trainer_epoch}, dp {dp}, tp {tp}) claimed, from {position}"));
+                self.event(
+                    *time_ms,
+                    format!("attempt {attempt} (epoch {trainer_epoch}, dp {dp}, tp {tp}) claimed, from {position}"),
+                );
             }
             Record::Ordered { trainer_epoch, seq, order, conductor_epoch } => {
                 match order {
                     OrderKind::Train { step, .. } => {
-                        let batch = self.batches.get_mut(step).ok_or_else(|| bad(format!("step {step} has no batch")))?;
+                        let batch =
+                            self.batches.get_mut(step).ok_or_else(|| bad(format!("step {step} has no batch")))?;
                         batch.given_to = Some(*trainer_epoch);
                     }
                     OrderKind::TrainWarm { update, .. } => {
-                        let batch = self.warm_batches.get_mut(update).ok_or_else(|| bad(format!("update {update} has no batch")))?;
+                        let batch = self
+                            .warm_batches
+                            .get_mut(update)
+                            .ok_or_else(|| bad(format!("update {update} has no batch")))?;
                         batch.given_to = Some(*trainer_epoch);
                     }
                     OrderKind::Publish { version, .. } => {
@@ -472,7 +484,9 @@ impl State {
                 for asked in self.checkpoints.iter_mut().filter(|asked| asked.attempt == attempt) {
                     asked.done = true;
                 }
-                while self.checkpoints.len() > CHECKPOINTS_KEPT && self.checkpoints.front().is_some_and(|asked| asked.done) {
+                while self.checkpoints.len() > CHECKPOINTS_KEPT
+                    && self.checkpoints.front().is_some_and(|asked| asked.done)
+                {
                     self.checkpoints.pop_front();
                 }
                 self.commits.push_back(Commit {
@@ -511,7 +525,10 @@ impl State {
             Record::VersionAdvanced { version, engines: _, publish_ms, time_ms } => {
                 let publishing = self.publishing.take().ok_or_else(|| bad("nothing is being published".to_owned()))?;
                 if publishing.version != *version || *version <= self.version {
-                    return Err(bad(format!("version {version}, intent {}, current {}", publishing.version, self.version)));
+                    return Err(bad(format!(
+                        "version {version}, intent {}, current {}",
+                        publishing.version, self.version
+                    )));
                 }
                 // Given up here, deleted when no engine needs it any more.
                 if let Some(before) = self.versions.get(&self.version) {
@@ -642,7 +659,9 @@ impl State {
                 trainer.done = seq;
                 Ok(order)
             }
-            _ => Err(Error::Inconsistent { record: name, what: format!("order {seq} of epoch {epoch} is not at hand") }),
+            _ => {
+                Err(Error::Inconsistent { record: name, what: format!("order {seq} of epoch {epoch} is not at hand") })
+            }
         }
     }
 
@@ -779,7 +798,8 @@ impl State {
     fn prune_versions(&mut self) {
         let in_batches = self.batches.values().map(|batch| batch.version_min);
         let in_groups = self.summaries.values().map(|summary| summary.version_min);
-        let oldest = in_batches.chain(in_groups).min().unwrap_or(self.version).min(self.version.saturating_sub(VERSIONS_KEPT));
+        let oldest =
+            in_batches.chain(in_groups).min().unwrap_or(self.version).min(self.version.saturating_sub(VERSIONS_KEPT));
         self.versions = self.versions.split_off(&oldest);
     }
 
@@ -793,7 +813,11 @@ impl State {
     }
 
     fn submit(&mut self, record: &'static str, groups: &[Drawn]) -> Result<(), Error> {
-        let task = |drawn: &Drawn| NewTask { id: TaskId(drawn.group_index), input: drawn.row.to_le_bytes().to_vec(), attempts_max: ATTEMPTS_MAX };
+        let task = |drawn: &Drawn| NewTask {
+            id: TaskId(drawn.group_index),
+            input: drawn.row.to_le_bytes().to_vec(),
+            attempts_max: ATTEMPTS_MAX,
+        };
         self.queue(record, &Op::Submit { tasks: groups.iter().map(task).collect() })
     }
 
@@ -835,8 +859,11 @@ impl State {
     pub fn queued(&self) -> Vec<Drawn> {
         let unfinished = self.unfinished().map(|task| (task.id, &task.input));
         let ready = self.queue.unbatched().map(|(_, accepted)| (accepted.task, &accepted.input));
-        let mut all: Vec<Drawn> =
-            unfinished.chain(ready).filter(|(id, _)| id.0 < EVAL_TASKS).map(|(id, input)| Drawn { group_index: id.0, row: row_of(input) }).collect();
+        let mut all: Vec<Drawn> = unfinished
+            .chain(ready)
+            .filter(|(id, _)| id.0 < EVAL_TASKS)
+            .map(|(id, input)| Drawn { group_index: id.0, row: row_of(input) })
+            .collect();
         all.sort_unstable_by_key(|drawn| drawn.group_index);
         all
     }
@@ -866,36 +893,12 @@ impl State {
 
     fn trainer_mut(&mut self, record: &'static str, epoch: u64) -> Result<&mut Trainer, Error> {
         let at = self.trainer.as_ref().map(|trainer| trainer.epoch);
-        self.trainer
-            .as_mut()
-            .filter(|trainer| trainer.epoch == epoch)
-            .ok_or_else(|| Error::Inconsistent { record, what: format!("of trainer epoch {epoch}, but the trainer's is {at:?}") })
-    }
-
-    /// As bytes, for a snapshot.
-    ///
-    /// # Errors
-    /// Never for states made by this crate; the encoder's error otherwise.
-    pub fn encode(&self) -> Result<Vec<u8>, Error> {
-        postcard::to_extend(self, vec![SNAPSHOT_FORMAT]).map_err(|error| Error::Undecodable { what: "snapshot", why: error.to_string() })
-    }
-
-    /// From a snapshot.
-    ///
-    /// # Errors
-    /// When the bytes are not a snapshot of this version.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
-        let bad = |why: String| Error::Undecodable { what: "snapshot", why };
-        match bytes.split_first() {
-            Some((&SNAPSHOT_FORMAT, body)) => postcard::from_bytes(body).map_err(|error| bad(error.to_string())),
-            Some((format, _)) => Err(bad(format!("format {format}, this version reads {SNAPSHOT_FORMAT}"))),
-            None => Err(bad("empty".to_owned())),
-        }
+        self.trainer.as_mut().filter(|trainer| trainer.epoch == epoch).ok_or_else(|| Error::Inconsistent {
+            record,
+            what: format!("of trainer epoch {epoch}, but the trainer's is {at:?}"),
+        })
     }
 }
-
-/// First byte of every snapshot.
-const SNAPSHOT_FORMAT: u8 = 1;
 
 /// The row a task was drawn from.
 #[must_use]

@@ -1,16 +1,19 @@
 //! The trainer: claims, orders, reports. An order follows from the state, is journaled, and is then given again to every
 //! poll until its report is journaled.
 
-use control::wire::{
-    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CommitRef, NextReply, NextRequest, RefusalKind, Report, ReportReply,
-    ReportRequest, SettingsReply, Start, Work,
+use control::{
+    run_dir::weights_folder,
+    wire::{
+        CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CommitRef, NextReply, NextRequest, RefusalKind,
+        Report, ReportReply, ReportRequest, SettingsReply, Start, Work,
+    },
 };
 
 use crate::{
     Command, Conductor, Error, Record, Reply, ReplyId, SettingsAsked, State, Step, TRAINER_HEARTBEAT_MS, TilesProblem,
     config::first_difference,
     memory::{ParkedNext, Verifying},
-    order::{OrderKind, tiles_folder, weights_folder},
+    order::{OrderKind, tiles_folder},
     state::Trainer,
 };
 
@@ -20,28 +23,50 @@ pub const EXPORT_FOLDER: &str = "export";
 const VERIFY_AGAIN_MS: u64 = 500;
 
 impl Conductor {
-    pub(crate) fn on_claim(&mut self, reply: ReplyId, request: ClaimRequest, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_claim(
+        &mut self,
+        reply: ReplyId,
+        request: ClaimRequest,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         if self.refuse_other_run(out, reply, &request.run) {
             return Ok(());
         }
         let Some(run) = &self.state.run else { return Ok(()) };
         let (attempt, fenced) = (request.attempt, run.settings.fence_attempts_up_to);
         if attempt <= fenced || attempt < self.state.attempt {
-            let why = if attempt <= fenced { "was fenced by the operator".to_owned() } else { format!("is superseded by attempt {}", self.state.attempt) };
+            let why = if attempt <= fenced {
+                "was fenced by the operator".to_owned()
+            } else {
+                format!("is superseded by attempt {}", self.state.attempt)
+            };
             self.refuse(out, reply, RefusalKind::Fenced, format!("attempt {attempt} {why}"));
             return Ok(());
         }
         let world = [request.layout.dp, request.layout.tp, request.layout.pp, request.layout.cp];
         if world.contains(&0) {
-            self.refuse(out, reply, RefusalKind::Invalid, format!("a layout of {world:?} (dp, tp, pp, cp) has no ranks"));
+            self.refuse(
+                out,
+                reply,
+                RefusalKind::Invalid,
+                format!("a layout of {world:?} (dp, tp, pp, cp) has no ranks"),
+            );
             return Ok(());
         }
         // The same process asks again: its first reply was lost.
         let again = |trainer: &&Trainer| {
-            trainer.attempt == attempt && trainer.incarnation == request.incarnation && trainer.layout == request.layout && trainer.done == 0
+            trainer.attempt == attempt
+                && trainer.incarnation == request.incarnation
+                && trainer.layout == request.layout
+                && trainer.done == 0
         };
         if self.state.trainer.as_ref().filter(again).is_none_or(|trainer| trainer.refused.is_some()) {
-            let start = self.state.commits.back().map_or_else(|| run.config.frozen.init.clone(), |commit| Start::Commit(commit.commit.clone()));
+            let start = self
+                .state
+                .commits
+                .back()
+                .map_or_else(|| run.config.frozen.init.clone(), |commit| Start::Commit(commit.commit.clone()));
             let claimed = Record::Claimed {
                 trainer_epoch: self.state.trainer_epoch + 1,
                 attempt,
@@ -72,11 +97,21 @@ impl Conductor {
     fn turn_predecessor_away(&mut self, out: &mut Step) {
         let epoch = self.state.trainer_epoch;
         if let Some(parked) = self.memory.parked_next.take() {
-            self.refuse(out, parked.reply, RefusalKind::Fenced, format!("trainer epoch {} is superseded by {epoch}", parked.trainer_epoch));
+            self.refuse(
+                out,
+                parked.reply,
+                RefusalKind::Fenced,
+                format!("trainer epoch {} is superseded by {epoch}", parked.trainer_epoch),
+            );
         }
         if let Some(verifying) = self.memory.verifying.take() {
             for reply in verifying.replies {
-                self.refuse(out, reply, RefusalKind::Fenced, format!("trainer epoch {} is superseded by {epoch}", verifying.trainer_epoch));
+                self.refuse(
+                    out,
+                    reply,
+                    RefusalKind::Fenced,
+                    format!("trainer epoch {} is superseded by {epoch}", verifying.trainer_epoch),
+                );
             }
         }
     }
@@ -107,7 +142,13 @@ impl Conductor {
         Ok(())
     }
 
-    pub(crate) fn on_next(&mut self, reply: ReplyId, request: &NextRequest, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_next(
+        &mut self,
+        reply: ReplyId,
+        request: &NextRequest,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         if self.refuse_other_run(out, reply, &request.run) {
             return Ok(());
         }
@@ -122,7 +163,8 @@ impl Conductor {
             return self.refuse_diverged(reply, request.trainer_epoch, request.done, out);
         }
         if request.done < done {
-            let message = format!("order {done} is reported and journaled, and this poll knows only of {}", request.done);
+            let message =
+                format!("order {done} is reported and journaled, and this poll knows only of {}", request.done);
             self.refuse(out, reply, RefusalKind::Invalid, message);
             return Ok(());
         }
@@ -165,7 +207,13 @@ impl Conductor {
         Ok(())
     }
 
-    pub(crate) fn on_report(&mut self, reply: ReplyId, request: ReportRequest, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_report(
+        &mut self,
+        reply: ReplyId,
+        request: ReportRequest,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         if self.refuse_other_run(out, reply, &request.run) {
             return Ok(());
         }
@@ -185,7 +233,8 @@ impl Conductor {
             return self.refuse_diverged(reply, epoch, seq, out);
         };
         if !answers(order, &request.report) {
-            let message = format!("report {} does not answer order {seq}: {}", kind_of(&request.report), order.describe());
+            let message =
+                format!("report {} does not answer order {seq}: {}", kind_of(&request.report), order.describe());
             self.refuse(out, reply, RefusalKind::Invalid, message);
             return Ok(());
         }
@@ -203,13 +252,28 @@ impl Conductor {
     }
 
     /// Tiles are looked at before they are believed.
-    fn on_tiles(&mut self, reply: ReplyId, epoch: u64, seq: u64, index_digest: String, weights_digest: String, out: &mut Step) {
+    fn on_tiles(
+        &mut self,
+        reply: ReplyId,
+        epoch: u64,
+        seq: u64,
+        index_digest: String,
+        weights_digest: String,
+        out: &mut Step,
+    ) {
         if let Some(verifying) = self.memory.verifying.as_mut().filter(|v| v.trainer_epoch == epoch && v.seq == seq) {
             verifying.replies.push(reply);
             return;
         }
-        self.memory.verifying =
-            Some(Verifying { trainer_epoch: epoch, seq, index_digest, weights_digest, replies: vec![reply], again_ms: None, problem: None });
+        self.memory.verifying = Some(Verifying {
+            trainer_epoch: epoch,
+            seq,
+            index_digest,
+            weights_digest,
+            replies: vec![reply],
+            again_ms: None,
+            problem: None,
+        });
         self.verify(epoch, seq, out);
     }
 
@@ -229,14 +293,27 @@ impl Conductor {
         now: u64,
         out: &mut Step,
     ) -> Result<(), Error> {
-        let Some(verifying) = self.memory.verifying.take_if(|v| v.trainer_epoch == trainer_epoch && v.seq == seq) else { return Ok(()) };
+        let Some(verifying) = self.memory.verifying.take_if(|v| v.trainer_epoch == trainer_epoch && v.seq == seq)
+        else {
+            return Ok(());
+        };
         if let Err(TilesProblem::Unreadable(problem)) = result {
-            self.memory.verifying = Some(Verifying { again_ms: Some(now + VERIFY_AGAIN_MS), problem: Some(problem), ..verifying });
+            self.memory.verifying =
+                Some(Verifying { again_ms: Some(now + VERIFY_AGAIN_MS), problem: Some(problem), ..verifying });
             return Ok(());
         }
-        let order = self.state.trainer.as_ref().filter(|trainer| trainer.epoch == trainer_epoch).and_then(|trainer| trainer.order.clone());
+        let order = self
+            .state
+            .trainer
+            .as_ref()
+            .filter(|trainer| trainer.epoch == trainer_epoch)
+            .and_then(|trainer| trainer.order.clone());
         let refused = self.fenced(trainer_epoch).map(|(_, message)| message);
-        let wrong = if let Err(TilesProblem::Wrong(problem)) = result { Some(format!("its tiles are not what it reported: {problem}")) } else { None };
+        let wrong = if let Err(TilesProblem::Wrong(problem)) = result {
+            Some(format!("its tiles are not what it reported: {problem}"))
+        } else {
+            None
+        };
         match (wrong, refused, order) {
             (Some(reason), None, _) => {
                 self.emit(out, Record::TrainerRefused { trainer_epoch, reason: reason.clone() })?;
@@ -254,7 +331,15 @@ impl Conductor {
                     weights_digest: verifying.weights_digest,
                 };
                 let (cursor, queue) = (self.state.cursor, self.state.queued());
-                let record = Record::Committed { trainer_epoch, seq, conductor_epoch: self.epoch, commit, cursor, queue, time_ms: now };
+                let record = Record::Committed {
+                    trainer_epoch,
+                    seq,
+                    conductor_epoch: self.epoch,
+                    commit,
+                    cursor,
+                    queue,
+                    time_ms: now,
+                };
                 self.emit(out, record)?;
                 for reply in verifying.replies {
                     out.commands.push(self.reported(reply));
@@ -262,7 +347,12 @@ impl Conductor {
             }
             (_, reason, _) => {
                 for reply in verifying.replies {
-                    self.refuse(out, reply, RefusalKind::Fenced, reason.clone().unwrap_or_else(|| "superseded".to_owned()));
+                    self.refuse(
+                        out,
+                        reply,
+                        RefusalKind::Fenced,
+                        reason.clone().unwrap_or_else(|| "superseded".to_owned()),
+                    );
                 }
             }
         }
@@ -296,11 +386,17 @@ impl Conductor {
             self.emit(out, record)?;
         }
         let number = self.state.run.as_ref().map_or(0, |run| run.settings.number);
-        out.commands.push(Command::Reply(reply, Reply::Settings(SettingsReply { conductor_epoch: self.epoch, number })));
+        out.commands
+            .push(Command::Reply(reply, Reply::Settings(SettingsReply { conductor_epoch: self.epoch, number })));
         Ok(())
     }
 
-    pub(crate) fn on_checkpoint(&mut self, reply: ReplyId, request: CheckpointRequest, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_checkpoint(
+        &mut self,
+        reply: ReplyId,
+        request: CheckpointRequest,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         let known = self.state.checkpoints.iter().any(|asked| asked.id == request.id);
         // What is asked of an attempt that is gone cannot be had; it is not held against the caller.
         if !known && request.attempt >= self.state.attempt {
@@ -335,7 +431,10 @@ impl State {
     /// The order that follows from the state, if the trainer has none and something is to be done.
     #[must_use]
     pub fn next_order(&self) -> Option<OrderKind> {
-        let trainer = self.trainer.as_ref().filter(|trainer| trainer.order.is_none() && !trainer.stopped && trainer.refused.is_none())?;
+        let trainer = self
+            .trainer
+            .as_ref()
+            .filter(|trainer| trainer.order.is_none() && !trainer.stopped && trainer.refused.is_none())?;
         let position = trainer.position;
         if let Some(reason) = &self.failure {
             return Some(OrderKind::Stop { reason: reason.clone() });
@@ -362,7 +461,10 @@ impl State {
             if !self.warm_checked(update) {
                 return self.publish(trainer);
             }
-            let rate = self.warm_result.filter(|result| result.position.warm_step == update).and_then(|result| result.pass_rate());
+            let rate = self
+                .warm_result
+                .filter(|result| result.position.warm_step == update)
+                .and_then(|result| result.pass_rate());
             if rate.zip(warm.stop_at_pass_rate).is_some_and(|(rate, enough)| rate >= enough) {
                 return Some(OrderKind::BeginRl);
             }
@@ -421,8 +523,14 @@ impl State {
 
     /// A checkpoint that was asked for and is there already.
     pub(crate) fn checkpoint_reached(&self) -> Option<String> {
-        let trainer = self.trainer.as_ref().filter(|trainer| trainer.order.is_none() && self.committed_position() == Some(trainer.position))?;
-        self.checkpoints.iter().find(|asked| !asked.done && asked.attempt == trainer.attempt).map(|asked| asked.id.clone())
+        let trainer = self
+            .trainer
+            .as_ref()
+            .filter(|trainer| trainer.order.is_none() && self.committed_position() == Some(trainer.position))?;
+        self.checkpoints
+            .iter()
+            .find(|asked| !asked.done && asked.attempt == trainer.attempt)
+            .map(|asked| asked.id.clone())
     }
 
     /// Why the RL phase must not begin.
@@ -473,4 +581,3 @@ fn kind_of(report: &Report) -> &'static str {
         Report::Finished => "finished",
     }
 }
-

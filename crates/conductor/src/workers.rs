@@ -1,8 +1,8 @@
 //! Workers: leases, results, failures.
 
 use control::wire::{
-    CompleteReply, CompleteRequest, FailReply, FailRequest, GroupSummary, LeaseRequest, Outcome, RefusalKind, RenewReply, RenewRequest, Sampling,
-    TaskKind, WorkerId,
+    CompleteReply, CompleteRequest, FailReply, FailRequest, GroupSummary, LeaseRequest, Outcome, RefusalKind,
+    RenewReply, RenewRequest, Sampling, TaskKind, WorkerId,
 };
 use straw::queue::{AttemptId, Completion, Lease, LeaseTerms, Refused, TaskId};
 
@@ -39,7 +39,8 @@ impl Conductor {
 
     pub(crate) fn on_lease(&mut self, reply: ReplyId, request: LeaseRequest, now: u64, out: &mut Step) {
         self.heard(&request.worker, now, out);
-        let parked = ParkedLease { reply, want: request.want as usize, until_ms: Self::hold_until(now, request.wait_ms) };
+        let parked =
+            ParkedLease { reply, want: request.want as usize, until_ms: Self::hold_until(now, request.wait_ms) };
         let before = self.memory.workers.get_mut(&request.worker.name).and_then(|seen| seen.parked.replace(parked));
         if let Some(before) = before {
             self.answer_lease(out, before.reply, Vec::new(), Vec::new());
@@ -56,15 +57,23 @@ impl Conductor {
             }
         }
         let engines = self.engines_for_workers();
-        out.commands.push(Command::Reply(reply, Reply::Renew(RenewReply { conductor_epoch: self.epoch, lost, engines })));
+        out.commands
+            .push(Command::Reply(reply, Reply::Renew(RenewReply { conductor_epoch: self.epoch, lost, engines })));
     }
 
-    pub(crate) fn on_complete(&mut self, reply: ReplyId, request: &CompleteRequest, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_complete(
+        &mut self,
+        reply: ReplyId,
+        request: &CompleteRequest,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         self.heard(&request.worker, now, out);
         let task = TaskId(request.task);
         let result = std::slice::from_ref(&request.group);
         let attempt = attempt_of(&request.lease);
-        let held = attempt.filter(|attempt| self.state.queue.lease(task).is_some_and(|lease| lease.attempt == *attempt));
+        let held =
+            attempt.filter(|attempt| self.state.queue.lease(task).is_some_and(|lease| lease.attempt == *attempt));
         let answer = match held {
             Some(attempt) => self.state.queue.complete(task, attempt, &request.submission, result),
             // A lease of an earlier conductor, or one that ran out: the first result wins all the same.
@@ -73,7 +82,8 @@ impl Conductor {
         let outcome = match answer {
             Ok(Completion::Accept(_)) => match self.unusable(request) {
                 None => {
-                    let (submission, group, summary) = (request.submission.clone(), request.group.clone(), request.summary.clone());
+                    let (submission, group, summary) =
+                        (request.submission.clone(), request.group.clone(), request.summary.clone());
                     self.emit(out, Record::Completed { task: task.0, submission, group, summary, attempt: held })?;
                     Outcome::Accepted
                 }
@@ -118,7 +128,9 @@ impl Conductor {
         }
         let known = |version: &u64| self.state.versions.contains_key(version);
         if version_min > version_max || !known(version_min) || !known(version_max) {
-            return Some(format!("it was generated with versions {version_min} to {version_max}, which the ledger does not have"));
+            return Some(format!(
+                "it was generated with versions {version_min} to {version_max}, which the ledger does not have"
+            ));
         }
         None
     }
@@ -128,10 +140,17 @@ impl Conductor {
         if task >= EVAL_TASKS { 1 } else { samples }
     }
 
-    pub(crate) fn on_fail(&mut self, reply: ReplyId, request: &FailRequest, now: u64, out: &mut Step) -> Result<(), Error> {
+    pub(crate) fn on_fail(
+        &mut self,
+        reply: ReplyId,
+        request: &FailRequest,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
         self.heard(&request.worker, now, out);
-        let held = attempt_of(&request.lease)
-            .filter(|attempt| self.state.queue.lease(TaskId(request.task)).is_some_and(|lease| lease.attempt == *attempt));
+        let held = attempt_of(&request.lease).filter(|attempt| {
+            self.state.queue.lease(TaskId(request.task)).is_some_and(|lease| lease.attempt == *attempt)
+        });
         if let Some(attempt) = held {
             let reason = cut(&request.reason);
             self.emit(out, Record::TaskFailed { task: request.task, lapsed: false, reason, attempt })?;
@@ -143,7 +162,13 @@ impl Conductor {
 
     /// Answers the lease requests for which there is work, something to abandon, or no time left.
     pub(crate) fn serve_leases(&mut self, now: u64, out: &mut Step) {
-        let parked: Vec<String> = self.memory.workers.values().filter(|seen| seen.parked.is_some()).map(|seen| seen.id.name.clone()).collect();
+        let parked: Vec<String> = self
+            .memory
+            .workers
+            .values()
+            .filter(|seen| seen.parked.is_some())
+            .map(|seen| seen.id.name.clone())
+            .collect();
         let may_lease = self.may_lease();
         let pending = self.state.queue.pending_len();
         // Shared out, so that the first to ask does not take all.
@@ -153,7 +178,11 @@ impl Conductor {
             let Some(ParkedLease { reply, want, until_ms }) = seen.parked.clone() else { continue };
             let abandon: Vec<u64> = std::mem::take(&mut seen.abandon).into_iter().collect();
             let id = seen.id.clone();
-            let grants = if may_lease && !self.is_cordoned(&id.node) { self.grant(&id, want.min(share), now) } else { Vec::new() };
+            let grants = if may_lease && !self.is_cordoned(&id.node) {
+                self.grant(&id, want.min(share), now)
+            } else {
+                Vec::new()
+            };
             if grants.is_empty() && abandon.is_empty() && now < until_ms {
                 continue;
             }
@@ -194,7 +223,8 @@ impl Conductor {
         let row = row_of(&self.state.queue.task(lease.task)?.input);
         let eval = task >= EVAL_TASKS;
         let greedy = eval && self.state.eval.as_ref().is_some_and(|eval| eval.purpose == EvalFor::Rl);
-        let sampling = Sampling { temperature: if greedy { 0.0 } else { frozen.sampling.temperature }, ..frozen.sampling.clone() };
+        let sampling =
+            Sampling { temperature: if greedy { 0.0 } else { frozen.sampling.temperature }, ..frozen.sampling.clone() };
         let samples = if eval { 1 } else { frozen.samples_per_prompt };
         let seeds = (0..samples).map(|sample| sample_seed(frozen.sampling_seed, task, sample)).collect();
         if !eval {

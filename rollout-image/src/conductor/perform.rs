@@ -1,0 +1,190 @@
+//! Carrying commands out: each ends in an event.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use conductor::{
+    Command, Converted, Event, convert,
+    convert::{Conversion, WarmRow},
+};
+use rl::GroupAdvantage;
+use sglang::{DiskTransport, Engine, EngineError, HttpEngine, PauseMode, Publication, WeightTransport};
+use straw::{Ref, Store, Writer};
+use tokio::runtime::Handle;
+
+use super::{inbox::Inbox, setup::Setup, tiles};
+
+/// A pause waits until nothing runs any more.
+const PAUSE_LIMIT: Duration = Duration::from_secs(60);
+/// Loading weights is reading a folder.
+const UPDATE_LIMIT: Duration = Duration::from_secs(600);
+/// Everything else an engine does at once.
+const SHORT_LIMIT: Duration = Duration::from_secs(10);
+/// Folders that hold one folder per commit and per version.
+const KINDS: [&str; 2] = ["tiles", "weights"];
+
+/// Carries commands out, without ever holding the brain up.
+pub struct Performer {
+    setup: Arc<Setup>,
+    inbox: Inbox,
+    http: reqwest::Client,
+    runtime: Handle,
+    store: Store,
+    writer: Arc<Writer>,
+}
+
+impl Performer {
+    /// For the reign `epoch`.
+    pub fn new(
+        setup: Arc<Setup>,
+        inbox: Inbox,
+        http: reqwest::Client,
+        runtime: Handle,
+        store: Store,
+        epoch: u64,
+    ) -> anyhow::Result<Self> {
+        let writer = Arc::new(store.writer(&format!("conductor-{epoch}"))?);
+        Ok(Self { setup, inbox, http, runtime, store, writer })
+    }
+
+    /// Begins; the event follows.
+    pub fn perform(&self, command: Command) {
+        match command {
+            Command::Reply(id, reply) => self.inbox.answer(id, reply),
+            Command::Convert { step, groups, advantage } => {
+                let (store, writer) = (self.store.clone(), self.writer.clone());
+                self.blocking(move || {
+                    let result = convert_batch(&store, &writer, step, &groups, advantage);
+                    Event::Converted { step, result: result.map(Box::new).map_err(|error| format!("{error:#}")) }
+                });
+            }
+            Command::ConvertWarm { first, rows } => {
+                let (setup, writer) = (self.setup.clone(), self.writer.clone());
+                self.blocking(move || {
+                    let result = convert_warm(&setup, &writer, first, &rows);
+                    Event::WarmConverted { first, result: result.map_err(|error| format!("{error:#}")) }
+                });
+            }
+            Command::VerifyTiles { trainer_epoch, seq, folder, index_digest } => {
+                let folder = self.path(&folder);
+                self.blocking(move || Event::TilesVerified {
+                    trainer_epoch,
+                    seq,
+                    result: tiles::verify(&folder, &index_digest),
+                });
+            }
+            Command::UpdateEngine { url, version, folder } => self.update_engine(url, version, folder),
+            Command::ResumeEngine { url } => {
+                let (engine, inbox) = (self.engine(&url), self.inbox.clone());
+                self.runtime.spawn(async move {
+                    let result = engine.resume(SHORT_LIMIT).await.map_err(|error| error.to_string());
+                    inbox.post(Event::EngineResumed { url, result });
+                });
+            }
+            Command::ListFolders => {
+                let root = self.setup.run_dir.path().to_owned();
+                self.blocking(move || Event::FoldersFound(list_folders(&root)));
+            }
+            Command::DeleteFolder { folder } => {
+                let path = self.path(&folder);
+                self.blocking(move || {
+                    let result = match std::fs::remove_dir_all(&path) {
+                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.to_string()),
+                        _ => Ok(()),
+                    };
+                    Event::FolderDeleted { folder, result }
+                });
+            }
+        }
+    }
+
+    fn blocking(&self, work: impl FnOnce() -> Event + Send + 'static) {
+        let inbox = self.inbox.clone();
+        self.runtime.spawn_blocking(move || inbox.post(work()));
+    }
+
+    fn path(&self, folder: &str) -> PathBuf {
+        self.setup.run_dir.path().join(folder)
+    }
+
+    fn engine(&self, url: &str) -> HttpEngine {
+        HttpEngine::new(self.http.clone(), url, self.setup.engine_token.clone())
+    }
+
+    fn update_engine(&self, url: String, version: u64, folder: String) {
+        let (engine, inbox) = (self.engine(&url), self.inbox.clone());
+        // Engines mount the volume where we do.
+        let publication = Publication { version, folder: self.path(&folder).display().to_string() };
+        self.runtime.spawn(async move {
+            let result = update(&engine, &DiskTransport, &publication).await;
+            if let Err(error) = &result {
+                tracing::warn!(url, version, %error, "an engine did not take its weights");
+            }
+            inbox.post(Event::EngineUpdated { url, version, result: result.map_err(|error| error.to_string()) });
+        });
+    }
+}
+
+/// Prepare while it still generates, pause, swap, and believe only what it says it serves.
+async fn update(
+    engine: &dyn Engine,
+    transport: &dyn WeightTransport,
+    publication: &Publication,
+) -> Result<(), EngineError> {
+    transport.prepare(engine, publication, UPDATE_LIMIT).await?;
+    // Requests in flight are computed again with the new weights; in Sync mode there are none.
+    engine.pause(PauseMode::Retract, PAUSE_LIMIT).await?;
+    transport.apply(engine, publication, UPDATE_LIMIT).await?;
+    transport.acknowledge(engine, publication, SHORT_LIMIT).await
+}
+
+fn convert_batch(
+    store: &Store,
+    writer: &Writer,
+    step: u64,
+    groups: &[(u64, Ref)],
+    advantage: GroupAdvantage,
+) -> anyhow::Result<Converted> {
+    let groups = groups
+        .iter()
+        .map(|(group_index, reference)| {
+            let record = store.read(reference).with_context(|| format!("reading group {group_index}"))?;
+            rollout::read_group(&record).with_context(|| format!("reading group {group_index}"))
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let Conversion { record, shapes, stats } = convert::rl_batch(step, &groups, advantage)?;
+    let written = writer.publish(&format!("step-{step}"), std::slice::from_ref(&record))?;
+    let batch = written.into_iter().next().context("straw gave no reference")?;
+    Ok(Converted::new(batch, &shapes, stats))
+}
+
+fn convert_warm(setup: &Setup, writer: &Writer, first: u64, rows: &[Vec<u64>]) -> anyhow::Result<Vec<Converted>> {
+    let conversions = (first..)
+        .zip(rows)
+        .map(|(update, rows)| {
+            let rows: Vec<WarmRow> = setup.rows.warm(rows)?;
+            Ok(convert::warm_batch(update, &rows)?)
+        })
+        .collect::<anyhow::Result<Vec<Conversion>>>()?;
+    let (records, facts): (Vec<_>, Vec<_>) =
+        conversions.into_iter().map(|made| (made.record, (made.shapes, made.stats))).unzip();
+    let written = writer.publish(&format!("warm-{first}-{}", records.len()), &records)?;
+    Ok(written.into_iter().zip(facts).map(|(batch, (shapes, stats))| Converted::new(batch, &shapes, stats)).collect())
+}
+
+/// Folders of tiles and weights; an error means none: what is not seen is not deleted.
+fn list_folders(root: &std::path::Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for kind in KINDS {
+        let Ok(entries) = std::fs::read_dir(root.join(kind)) else { continue };
+        for entry in entries.flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && let Some(name) = entry.file_name().to_str()
+            {
+                found.push(format!("{kind}/{name}"));
+            }
+        }
+    }
+    found.sort_unstable();
+    found
+}

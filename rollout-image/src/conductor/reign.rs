@@ -1,0 +1,338 @@
+//! One epoch of the journal, from its claim to its end: think, append, act.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, bail};
+use conductor::{Command, Conductor, Event, Record, Reply, State, Step, check::Audit};
+use control::{
+    health::Health,
+    wire::{Progress, Refusal, RefusalKind, Wait},
+};
+use straw::{Journal, RealFs, Recovered, Store};
+
+use super::{
+    faults::{Faults, Point},
+    inbox::{Inbox, Input},
+    perform::Performer,
+    setup::Setup,
+    steps_file::StepsFile,
+};
+
+/// Events thought about together, at most: they share one append.
+const EVENTS_MAX: usize = 512;
+/// The brain looks up at least this often.
+const TICK: Duration = Duration::from_millis(200);
+/// Pause before a full or failing volume is tried again.
+const STORAGE_PAUSE: Duration = Duration::from_millis(500);
+
+/// What a conductor reigns with.
+pub struct Throne {
+    /// The run.
+    pub setup: Arc<Setup>,
+    /// Where events are handed in.
+    pub inbox: Inbox,
+    /// Its other end.
+    pub events: Receiver<Input>,
+    /// For engines.
+    pub http: reqwest::Client,
+    /// For the operator's probes.
+    pub health: Health,
+    /// For commands.
+    pub runtime: tokio::runtime::Handle,
+    /// See [`super::Options`].
+    pub snapshot_bytes: u64,
+}
+
+/// How a reign ended.
+enum Ended {
+    /// Asked to.
+    Stopped,
+    /// The journal's file is in an unknown state: only a new claim tells what is in it.
+    JournalLost(straw::Error),
+}
+
+impl Throne {
+    /// Reigns until stopped or superseded. A journal that failed is claimed anew.
+    pub fn hold(&mut self) -> anyhow::Result<()> {
+        loop {
+            let claimed = self.claim();
+            let ended = claimed.and_then(|(journal, recovered)| Reign::begin(self, journal, recovered)?.run());
+            self.inbox.set_epoch(0);
+            self.inbox.forget_all();
+            match ended? {
+                Ended::Stopped => return Ok(()),
+                Ended::JournalLost(error) => {
+                    tracing::error!(%error, "the journal failed; claiming it anew");
+                    self.health.not_ready(format!("the journal failed: {error}"));
+                    std::thread::sleep(STORAGE_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Claims the journal, waiting for a volume that is full or away.
+    fn claim(&mut self) -> anyhow::Result<(Journal, Recovered)> {
+        let folder = self.setup.run_dir.journal();
+        let mut said = None;
+        loop {
+            match Journal::claim(RealFs::new(), &folder, "conductor") {
+                Ok(claimed) => return Ok(claimed),
+                Err(error) if error.is_retryable() => {
+                    if said.is_none_or(|at: Instant| at.elapsed() > Duration::from_secs(10)) {
+                        tracing::warn!(%error, "the journal cannot be claimed yet");
+                        said = Some(Instant::now());
+                    }
+                    self.health.not_ready(format!("waiting for the volume: {error}"));
+                    std::thread::sleep(STORAGE_PAUSE);
+                }
+                Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("claiming the journal in {}", folder.display()));
+                }
+            }
+        }
+    }
+}
+
+fn superseded(error: &straw::Error) -> anyhow::Error {
+    anyhow::anyhow!(
+        "this conductor is superseded ({error}); its successor owns the run, and nothing done here counts any more"
+    )
+}
+
+/// A conductor on its throne.
+struct Reign<'a> {
+    throne: &'a mut Throne,
+    journal: Journal,
+    conductor: Conductor,
+    audit: Audit,
+    performer: Performer,
+    steps: StepsFile,
+    faults: Faults,
+    /// Received while the volume was full.
+    backlog: VecDeque<Event>,
+    /// The last progress that was given out: shown while the volume is full, since what is newer is not durable.
+    shown: Option<Progress>,
+    stopping: bool,
+}
+
+impl<'a> Reign<'a> {
+    fn begin(throne: &'a mut Throne, journal: Journal, recovered: Recovered) -> anyhow::Result<Self> {
+        let Recovered { epoch, snapshot, txns, torn_bytes, .. } = recovered;
+        let (mut state, mut audit, steps_bytes) = match snapshot {
+            Some(bytes) => decode_snapshot(&bytes)?,
+            None => (State::default(), Audit::default(), 0),
+        };
+        let mut lines = Vec::new();
+        let mut records = 0u64;
+        for bytes in txns.iter().flatten() {
+            let record = Record::decode(bytes)?;
+            audit.observe(&record);
+            lines.extend(state.apply(&record)?.step_record);
+            records += 1;
+        }
+        let steps = StepsFile::open(&throne.setup.run_dir.steps(), steps_bytes, &lines)?;
+        let store = Store::open(RealFs::new(), throne.setup.run_dir.packs())?;
+        let performer = Performer::new(
+            throne.setup.clone(),
+            throne.inbox.clone(),
+            throne.http.clone(),
+            throne.runtime.clone(),
+            store,
+            epoch,
+        )?;
+        let (conductor, first) = Conductor::open(state, epoch, throne.setup.config.clone(), now_ms())?;
+        tracing::info!(epoch, records, torn_bytes, "conductor reigns");
+        let faults = Faults::from_env(epoch)?;
+        let mut reign = Self {
+            throne,
+            journal,
+            conductor,
+            audit,
+            performer,
+            steps,
+            faults,
+            backlog: VecDeque::new(),
+            shown: None,
+            stopping: false,
+        };
+        // Nobody may talk to us before our own first record is durable.
+        match reign.commit(first)? {
+            None => {}
+            Some(Ended::Stopped) => reign.stopping = true,
+            Some(Ended::JournalLost(error)) => bail!("the journal failed at its first record: {error}"),
+        }
+        reign.throne.inbox.set_epoch(epoch);
+        reign.throne.health.ready();
+        Ok(reign)
+    }
+
+    fn run(mut self) -> anyhow::Result<Ended> {
+        while !self.stopping {
+            let events = self.receive();
+            if events.iter().any(|event| matches!(event, Event::EngineUpdated { result: Ok(()), .. })) {
+                self.faults.at(Point::EngineUpdated, &[]);
+            }
+            let step = self.conductor.steps(events, now_ms())?;
+            if let Some(ended) = self.commit(step)? {
+                return Ok(ended);
+            }
+            self.snapshot_if_due()?;
+        }
+        Ok(Ended::Stopped)
+    }
+
+    /// What happened since the last turn: at least one event, the passing of time if nothing else.
+    fn receive(&mut self) -> Vec<Event> {
+        let mut events: Vec<Event> = self.backlog.drain(..).collect();
+        let deadline = self.conductor.next_deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
+        let mut patience = if events.is_empty() { deadline.unwrap_or(TICK).min(TICK) } else { Duration::ZERO };
+        while events.len() < EVENTS_MAX {
+            match self.throne.events.recv_timeout(patience) {
+                Ok(Input::Event(event)) => events.push(event),
+                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.stopping = true;
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+            patience = Duration::ZERO;
+        }
+        events.push(Event::Tick);
+        events
+    }
+
+    /// Makes the records durable, then acts.
+    fn commit(&mut self, step: Step) -> anyhow::Result<Option<Ended>> {
+        let Step { records, commands, step_records } = step;
+        if !records.is_empty() {
+            for record in &records {
+                tracing::debug!(record = record.name(), "journal");
+                self.audit.observe(record);
+            }
+            if let Some(violation) = self.audit.first_violation() {
+                bail!("refusing to journal a step that breaks a rule of the run: {violation}");
+            }
+            self.faults.at(Point::BeforeJournal, &records);
+            let encoded = records.iter().map(Record::encode).collect::<Result<Vec<_>, _>>()?;
+            if let Some(ended) = self.append(&encoded)? {
+                return Ok(Some(ended));
+            }
+            self.faults.at(Point::AfterJournal, &records);
+        }
+        if !step_records.is_empty()
+            && let Err(error) = self.steps.append(&step_records)
+        {
+            // The journal has them; the next conductor mends the file.
+            tracing::warn!("steps.jsonl: {error:#}");
+        }
+        for command in commands {
+            if let Command::Reply(_, Reply::Progress(progress)) = &command {
+                self.shown = Some((**progress).clone());
+            }
+            self.performer.perform(command);
+        }
+        if !records.is_empty() {
+            self.faults.at(Point::AfterCommands, &records);
+        }
+        Ok(None)
+    }
+
+    /// Appends; while the volume is full, waits, and says so to whoever asks how things are.
+    fn append(&mut self, records: &[Vec<u8>]) -> anyhow::Result<Option<Ended>> {
+        let mut since = None;
+        loop {
+            let error = match self.journal.append(records) {
+                Ok(_) => {
+                    if since.is_some() {
+                        tracing::info!("the journal can be written again");
+                    }
+                    return Ok(None);
+                }
+                Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
+                Err(error @ straw::Error::OutOfSpace { .. }) => error,
+                Err(error) => return Ok(Some(Ended::JournalLost(error))),
+            };
+            let since = *since.get_or_insert_with(|| {
+                tracing::warn!(%error, "the journal cannot be written; waiting");
+                now_ms()
+            });
+            if self.wait_for_space(&error, since) {
+                return Ok(Some(Ended::Stopped));
+            }
+        }
+    }
+
+    /// One pause. True when asked to stop meanwhile.
+    fn wait_for_space(&mut self, error: &straw::Error, since_ms: u64) -> bool {
+        let until = Instant::now() + STORAGE_PAUSE;
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            match self.throne.events.recv_timeout(left) {
+                Ok(Input::Event(Event::Progress(reply))) => {
+                    let answer = match &self.shown {
+                        Some(progress) => {
+                            let mut progress = progress.clone();
+                            let wait =
+                                Wait { what: error.to_string(), owner: "storage".to_owned(), since_ms, until_ms: None };
+                            progress.waits.insert(0, wait);
+                            Reply::Progress(Box::new(progress))
+                        }
+                        None => Reply::Refused(Refusal {
+                            kind: RefusalKind::Unavailable,
+                            message: error.to_string(),
+                            conductor_epoch: self.conductor.epoch(),
+                        }),
+                    };
+                    self.throne.inbox.answer(reply, answer);
+                }
+                Ok(Input::Event(event)) => self.backlog.push_back(event),
+                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+        }
+        false
+    }
+
+    fn snapshot_if_due(&mut self) -> anyhow::Result<()> {
+        if self.journal.bytes_since_snapshot() < self.throne.snapshot_bytes {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let steps_bytes = match self.steps.sync() {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::warn!("no snapshot: steps.jsonl: {error:#}");
+                return Ok(());
+            }
+        };
+        let bytes = encode_snapshot(self.conductor.state(), &self.audit, steps_bytes)?;
+        match self.journal.snapshot(self.journal.last(), &bytes) {
+            Ok(()) => tracing::info!(bytes = bytes.len(), ms = began.elapsed().as_millis() as u64, "snapshot"),
+            Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
+            // The journal is as good without; the next append tells whether it can go on.
+            Err(error) => tracing::warn!(%error, "no snapshot"),
+        }
+        Ok(())
+    }
+}
+
+/// A snapshot is the state, what the audit remembers, and the length of `steps.jsonl`.
+fn encode_snapshot(state: &State, audit: &Audit, steps_bytes: u64) -> anyhow::Result<Vec<u8>> {
+    Ok(conductor::Snapshot { state: state.clone(), audit: audit.clone(), steps_bytes }.encode()?)
+}
+
+fn decode_snapshot(bytes: &[u8]) -> anyhow::Result<(State, Audit, u64)> {
+    let conductor::Snapshot { state, audit, steps_bytes } = conductor::Snapshot::decode(bytes)?;
+    Ok((state, audit, steps_bytes))
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
