@@ -27,6 +27,7 @@ const BACKOFF_LAST: Duration = Duration::from_secs(10);
 /// A container that ran this long starts its backoff anew (the kubelet: 10 minutes).
 const BACKOFF_FORGET: Duration = Duration::from_secs(30);
 
+const MESSAGE_LINES: usize = 3;
 /// How often the first success of a probe is looked for.
 const EAGER: Duration = Duration::from_millis(100);
 
@@ -236,7 +237,7 @@ impl Life {
         drop(watched);
         self.status.ready = false;
         self.status.started = Some(false);
-        let message = reason.unwrap_or_else(|| self.tail.lines().join("\n"));
+        let message = reason.unwrap_or_else(|| last_words(&self.tail.lines()));
         let word = if exit == Exit::Code(0) { "Completed" } else { "Error" };
         let mut end = end_of(exit.code(), exit.signal(), word, &message);
         end.started_at = Some(started_at);
@@ -275,6 +276,11 @@ impl Life {
         process.signal_group(Signal::KILL);
         process.wait().await
     }
+}
+
+/// The last lines of a process, as a cluster keeps them with `FallbackToLogsOnError`, but fewer: the log has the rest.
+fn last_words(lines: &[String]) -> String {
+    lines[lines.len().saturating_sub(MESSAGE_LINES)..].join("\n")
 }
 
 fn end_of(code: i32, signal: Option<i32>, reason: &str, message: &str) -> ContainerStateTerminated {

@@ -327,28 +327,43 @@ impl Node {
         Ok(())
     }
 
-    /// Deletes a Job; its pods go first.
+    /// Deletes a Job: its pods before it (`foreground`), or after it.
     ///
     /// # Errors
     /// [`crate::Error::File`].
-    pub fn delete_job(&mut self, job: &str) -> Result<()> {
-        self.objects.jobs.update(job, |job| mark_deleted(&mut job.metadata)).map(drop)
+    pub fn delete_job(&mut self, name: &str, foreground: bool) -> Result<bool> {
+        let table = &mut self.objects.jobs;
+        if foreground {
+            table.update(name, |object| mark_deleted(&mut object.metadata))
+        } else {
+            Ok(table.remove(name)?.is_some())
+        }
     }
 
-    /// Deletes a StatefulSet; its pods go first.
+    /// Deletes a StatefulSet: its pods before it (`foreground`), or after it.
     ///
     /// # Errors
     /// [`crate::Error::File`].
-    pub fn delete_stateful_set(&mut self, set: &str) -> Result<()> {
-        self.objects.stateful_sets.update(set, |set| mark_deleted(&mut set.metadata)).map(drop)
+    pub fn delete_stateful_set(&mut self, name: &str, foreground: bool) -> Result<bool> {
+        let table = &mut self.objects.stateful_sets;
+        if foreground {
+            table.update(name, |object| mark_deleted(&mut object.metadata))
+        } else {
+            Ok(table.remove(name)?.is_some())
+        }
     }
 
-    /// Deletes a DaemonSet; its pods go first.
+    /// Deletes a DaemonSet: its pods before it (`foreground`), or after it.
     ///
     /// # Errors
     /// [`crate::Error::File`].
-    pub fn delete_daemon_set(&mut self, set: &str) -> Result<()> {
-        self.objects.daemon_sets.update(set, |set| mark_deleted(&mut set.metadata)).map(drop)
+    pub fn delete_daemon_set(&mut self, name: &str, foreground: bool) -> Result<bool> {
+        let table = &mut self.objects.daemon_sets;
+        if foreground {
+            table.update(name, |object| mark_deleted(&mut object.metadata))
+        } else {
+            Ok(table.remove(name)?.is_some())
+        }
     }
 
     /// Deletes everything that is controlled by an object that is not in `alive` and is not one of this node's own kinds.
@@ -361,13 +376,13 @@ impl Node {
             table.iter().filter(orphan).map(|object| name(object).to_owned()).collect()
         }
         for name in orphans(&self.objects.jobs, alive) {
-            self.delete_job(&name)?;
+            self.delete_job(&name, false)?;
         }
         for name in orphans(&self.objects.stateful_sets, alive) {
-            self.delete_stateful_set(&name)?;
+            self.delete_stateful_set(&name, false)?;
         }
         for name in orphans(&self.objects.daemon_sets, alive) {
-            self.delete_daemon_set(&name)?;
+            self.delete_daemon_set(&name, false)?;
         }
         for name in orphans(&self.objects.services, alive) {
             self.objects.services.remove(&name)?;

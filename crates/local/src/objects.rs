@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -54,6 +55,9 @@ impl<K: Object> Table<K> {
     fn open(objects: &Path) -> Result<Self> {
         let folder = objects.join(K::plural(&()).as_ref());
         fs::create_dir_all(&folder).at("create", &folder)?;
+        if K::kind(&()) == "Secret" {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).at("protect", &folder)?;
+        }
         let mut items = BTreeMap::new();
         for entry in fs::read_dir(&folder).at("read", &folder)? {
             let path = entry.at("read", &folder)?.path();

@@ -198,7 +198,7 @@ async fn the_first_rank_to_fail_ends_its_peer_and_both_ends_are_on_record() {
         })
         .collect();
     assert_eq!(ends, [(1, Some("boom".into())), (75, None)]);
-    bench.node.delete_job("r-t1").unwrap();
+    bench.node.delete_job("r-t1", true).unwrap();
     bench.until(|node| node.objects().jobs.get("r-t1").is_none() && node.objects().pods.iter().next().is_none()).await;
 }
 

@@ -1,0 +1,234 @@
+//! The operator's line to the conductor: its progress, polled, and orders, in a task of their own, so that a conductor that
+//! hangs holds nobody up.
+
+use std::time::Duration;
+
+use control::{
+    client::{ConductorClient, EpochMemory},
+    wire::{CheckpointRequest, Progress, RunPhase, Settings, SettingsRequest},
+};
+use plan::{ConductorSettings, Report};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{interval, timeout},
+};
+
+use crate::error::{Error, Result};
+
+const POLL: Duration = Duration::from_millis(100);
+/// A conductor that is silent for longer does not answer.
+const ANSWER: Duration = Duration::from_secs(2);
+const ORDERS: usize = 16;
+
+/// Where the conductor is at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// `http://address:port`.
+    pub url: String,
+    /// The run's token.
+    pub token: String,
+}
+
+/// Something to tell the conductor. Repeats are harmless, and a lost one is planned again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// New settings.
+    Settings(ConductorSettings),
+    /// A commit, please.
+    Checkpoint {
+        /// Name of the request.
+        id: String,
+        /// For this attempt.
+        attempt: u64,
+        /// And stop the trainer.
+        then_stop: bool,
+    },
+}
+
+/// A polled conductor.
+#[derive(Debug)]
+pub struct ConductorLink {
+    target: watch::Sender<Option<Target>>,
+    progress: watch::Receiver<Option<Progress>>,
+    orders: mpsc::Sender<Order>,
+    task: JoinHandle<()>,
+}
+
+impl ConductorLink {
+    /// Starts the task; it polls nobody until it has a target.
+    ///
+    /// # Errors
+    /// [`Error::Spawn`] when no HTTP client can be made.
+    pub fn start(names: control::names::Names) -> Result<Self> {
+        let http = control::names::http_client(names).map_err(|error| Error::Spawn {
+            program: "HTTP client".into(),
+            source: std::io::Error::other(error),
+        })?;
+        let (target, targets) = watch::channel(None);
+        let (tell, progress) = watch::channel(None);
+        let (orders, inbox) = mpsc::channel(ORDERS);
+        let task = tokio::spawn(work(http, targets, inbox, tell));
+        Ok(Self { target, progress, orders, task })
+    }
+
+    /// Follows the conductor to where it is now.
+    pub fn follow(&self, target: Option<Target>) {
+        self.target.send_if_modified(|old| {
+            let new = *old != target;
+            *old = target;
+            new
+        });
+    }
+
+    /// What it last said; `None` while it does not answer.
+    #[must_use]
+    pub fn progress(&self) -> Option<Progress> {
+        self.progress.borrow().clone()
+    }
+
+    /// Waits for news. Cancel-safe.
+    pub async fn changed(&mut self) {
+        if self.progress.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Sends an order; false when too many wait already.
+    pub fn order(&self, order: Order) -> bool {
+        self.orders.try_send(order).is_ok()
+    }
+}
+
+impl Drop for ConductorLink {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn work(
+    http: reqwest::Client,
+    mut targets: watch::Receiver<Option<Target>>,
+    mut orders: mpsc::Receiver<Order>,
+    tell: watch::Sender<Option<Progress>>,
+) {
+    let epochs = EpochMemory::default();
+    let mut ticks = interval(POLL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            changed = targets.changed() => if changed.is_err() { return },
+            Some(order) = orders.recv() => {
+                let target = targets.borrow().clone();
+                if let Some(Target { url, token }) = target {
+                    let client = ConductorClient::new(http.clone(), url, token, epochs.clone());
+                    send(&client, order).await;
+                }
+            }
+        }
+        let target = targets.borrow_and_update().clone();
+        let seen = match target {
+            None => None,
+            Some(Target { url, token }) => {
+                let client = ConductorClient::new(http.clone(), url, token, epochs.clone());
+                match timeout(ANSWER, client.progress()).await {
+                    Ok(Ok(progress)) => Some(progress),
+                    Ok(Err(error)) => {
+                        tracing::debug!(%error, "no progress");
+                        None
+                    }
+                    Err(_) => None,
+                }
+            }
+        };
+        tell.send_if_modified(|old| {
+            let news = *old != seen;
+            *old = seen;
+            news
+        });
+    }
+}
+
+async fn send(client: &ConductorClient, order: Order) {
+    let sent = match order {
+        Order::Settings(settings) => {
+            let ConductorSettings { number, fence_attempts_up_to, cordoned_nodes, paused, spec } = settings;
+            let settings = Settings { fence_attempts_up_to, cordoned_nodes, paused, spec };
+            let request = SettingsRequest { number, settings };
+            timeout(ANSWER, client.settings(&request)).await.map(|reply| reply.map(drop))
+        }
+        Order::Checkpoint { id, attempt, then_stop } => {
+            let request = CheckpointRequest { id, attempt, then_stop };
+            timeout(ANSWER, client.checkpoint(&request)).await.map(|reply| reply.map(drop))
+        }
+    };
+    match sent {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "the conductor did not take an order"),
+        Err(_) => tracing::debug!("the conductor did not answer an order"),
+    }
+}
+
+/// Progress as `decide` wants it.
+#[must_use]
+pub fn report(progress: &Progress) -> Report {
+    let published = progress.weight_version > 0;
+    let live = progress.engines.iter().filter(|engine| engine.live);
+    let current = live.clone().filter(|engine| !published || engine.version == progress.weight_version).count();
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    Report {
+        settings_number: progress.settings_number,
+        step: progress.step,
+        total_steps: progress.total_steps,
+        warm_step: progress.warm_step,
+        weight_version: progress.weight_version,
+        commits: progress.commits,
+        commit_step: progress.commit.as_ref().map(|commit| commit.step),
+        finished: progress.phase == RunPhase::Finished,
+        failure: progress.failure.clone(),
+        attempt: progress.attempt,
+        trainer_epoch: progress.trainer_epoch,
+        trainer_live: progress.trainer.live,
+        checkpoints_done: progress.checkpoints_done.iter().cloned().collect(),
+        engines_ready: count(current),
+        engines: count(progress.engines.len()),
+        min_weight_version: live.map(|engine| engine.version).min().filter(|_| published),
+        workers: count(progress.workers.len()),
+        inflight: progress.queue.leased,
+        tokens_per_second: progress.last_step.as_ref().map(|step| step.tokens_per_second),
+        reward_mean: progress.last_step.as_ref().map(|step| step.reward),
+        waiting_for: progress.waits.first().map(|wait| format!("{} ({})", wait.what, wait.owner)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use control::wire::EngineProgress;
+
+    use super::*;
+
+    fn engine(live: bool, version: u64) -> EngineProgress {
+        EngineProgress { name: "e".into(), url: "u".into(), live, admitted: true, version }
+    }
+
+    #[test]
+    fn before_the_first_publication_a_live_engine_is_ready_and_after_it_only_a_current_one() {
+        let mut progress = Progress { engines: vec![engine(true, 0), engine(false, 0)], ..Default::default() };
+        assert_eq!((report(&progress).engines_ready, report(&progress).engines), (1, 2));
+        progress.weight_version = 3;
+        assert_eq!(report(&progress).engines_ready, 0);
+        progress.engines = vec![engine(true, 3), engine(true, 2)];
+        let report = report(&progress);
+        assert_eq!((report.engines_ready, report.min_weight_version), (1, Some(2)));
+    }
+
+    #[tokio::test]
+    async fn a_conductor_that_is_not_there_is_unreachable_and_orders_do_not_wait_for_it() {
+        let link = ConductorLink::start(control::names::Names::default()).unwrap();
+        link.follow(Some(Target { url: "http://127.0.0.1:1".into(), token: "t".into() }));
+        assert!(link.order(Order::Checkpoint { id: "a".into(), attempt: 1, then_stop: true }));
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert_eq!(link.progress(), None);
+    }
+}

@@ -1,0 +1,523 @@
+//! The operator of this machine: reads the world from the node, lets `plan` decide, and carries the plan out.
+
+use std::collections::BTreeSet;
+
+use api::{RLJob, RolloutPool, ServingCluster, conditions as cond, labels};
+use control::wire::Progress;
+use jiff::Timestamp;
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Pod, Secret},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
+use kube::Resource;
+use plan::{
+    Action, Child, ChildKind, Conductor, Event, Listing, NodeState, Plan, PoolWorld, ServingWorld, Settings,
+    StorageState, World, build,
+};
+
+use crate::{
+    conductor_link::{ConductorLink, Order, Target, report},
+    error::Result,
+    node::{Health, Node},
+    objects::{self, Table, name},
+};
+
+/// Passes in a row before the rest waits for the next turn; a plan that never comes to rest is a bug that must not spin.
+const PASSES: usize = 50;
+
+/// Objects of our own kinds, and what it takes to act on them.
+#[derive(Debug)]
+pub struct Operator {
+    jobs: Table<RLJob>,
+    servings: Table<ServingCluster>,
+    pools: Table<RolloutPool>,
+    settings: Settings,
+    link: ConductorLink,
+    listing: Option<Listing>,
+    requeue: Option<Timestamp>,
+    events: Vec<Event>,
+}
+
+impl Operator {
+    /// Opens the store of `node`'s folder.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`], [`crate::Error::Damaged`].
+    pub fn open(node: &Node, settings: Settings) -> Result<Self> {
+        let folder = node.folder().objects();
+        let names = control::names::Names::with_hosts(node.folder().hosts());
+        Ok(Self {
+            jobs: objects::table(&folder)?,
+            servings: objects::table(&folder)?,
+            pools: objects::table(&folder)?,
+            settings,
+            link: ConductorLink::start(names)?,
+            listing: None,
+            requeue: None,
+            events: Vec::new(),
+        })
+    }
+
+    /// The run's RLJob.
+    #[must_use]
+    pub fn job(&self) -> Option<&RLJob> {
+        self.jobs.iter().next()
+    }
+
+    /// The ServingClusters.
+    #[must_use]
+    pub fn servings(&self) -> &Table<ServingCluster> {
+        &self.servings
+    }
+
+    /// The RolloutPools.
+    #[must_use]
+    pub fn pools(&self) -> &Table<RolloutPool> {
+        &self.pools
+    }
+
+    /// What the conductor last said; `None` while it does not answer.
+    #[must_use]
+    pub fn progress(&self) -> Option<Progress> {
+        self.link.progress()
+    }
+
+    /// Waits for news from the conductor. Cancel-safe.
+    pub async fn changed(&mut self) {
+        self.link.changed().await;
+    }
+
+    /// When [`Operator::reconcile`] must run again even if nothing is seen to change.
+    #[must_use]
+    pub fn requeue_at(&self) -> Option<Timestamp> {
+        self.requeue
+    }
+
+    /// What plans wanted people to know, since the last call.
+    pub fn events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// `kubectl apply` of one object that has been validated.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn apply(&mut self, object: &api::manifest::Kind) -> Result<objects::Applied> {
+        use api::manifest::Kind;
+        let now = Timestamp::now();
+        match object {
+            Kind::RLJob(job) => self.jobs.apply((**job).clone(), now),
+            Kind::ServingCluster(cluster) => self.servings.apply((**cluster).clone(), now),
+            Kind::RolloutPool(pool) => self.pools.apply((**pool).clone(), now),
+        }
+    }
+
+    /// Sets `spec.suspend` of the run, as `kubectl patch` would.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn suspend(&mut self, on: bool) -> Result<()> {
+        let Some(job) = self.job().cloned() else { return Ok(()) };
+        let suspended = RLJob { spec: api::RLJobSpec { suspend: on, ..job.spec.clone() }, ..job };
+        self.jobs.apply(suspended, Timestamp::now()).map(drop)
+    }
+
+    /// Decides and acts until nothing changes any more, with the node settled in between.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn reconcile(&mut self, node: &mut Node) -> Result<()> {
+        for _ in 0..PASSES {
+            node.settle()?;
+            self.secrets(node)?;
+            self.follow(node);
+            self.requeue = None;
+            let mut acted = false;
+            let now = Timestamp::now();
+            for cluster in self.servings.list() {
+                let world = self.serving_world(&cluster, node);
+                let plan = plan::serving::decide(&cluster, &world, now, &self.settings);
+                acted |= self.execute(&cluster, plan, node, |operator, status| {
+                    operator.servings.update(name(&cluster), |cluster| cluster.status = Some(status))
+                })?;
+            }
+            for pool in self.pools.list() {
+                let world = self.pool_world(&pool, node);
+                let plan = plan::pool::decide(&pool, &world, now, &self.settings);
+                acted |= self.execute(&pool, plan, node, |operator, status| {
+                    operator.pools.update(name(&pool), |pool| pool.status = Some(status))
+                })?;
+            }
+            for job in self.jobs.list() {
+                let world = self.world(&job, node)?;
+                let plan = plan::rljob::decide(&job, &world, now, &self.settings);
+                acted |= self.execute(&job, plan, node, |operator, status| {
+                    operator.jobs.update(name(&job), |job| job.status = Some(status))
+                })?;
+            }
+            self.collect_garbage(node)?;
+            if !acted {
+                return Ok(());
+            }
+        }
+        tracing::warn!("the plan does not come to rest");
+        let soon = Timestamp::now().checked_add(self.settings.poll_interval).unwrap_or(Timestamp::MAX);
+        self.requeue = Some(self.requeue.map_or(soon, |at| at.min(soon)));
+        Ok(())
+    }
+
+    // ------------------------------------------------------------ worlds
+
+    fn world(&mut self, job: &RLJob, node: &Node) -> Result<World> {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let (serving, pool) = (job.serving_name(), job.rollout_name());
+        let mut children = children(node, labels::RLJOB_UID, uid);
+        children.extend(
+            self.servings
+                .iter()
+                .filter(|one| labelled(&one.metadata, labels::RLJOB_UID, uid) || name(*one) == serving)
+                .map(|one| Child::ServingCluster(Box::new(one.clone()))),
+        );
+        children.extend(
+            self.pools
+                .iter()
+                .filter(|one| labelled(&one.metadata, labels::RLJOB_UID, uid) || name(*one) == pool)
+                .map(|one| Child::RolloutPool(Box::new(one.clone()))),
+        );
+        let storage = node.volume(&job.spec.storage.claim_name)?;
+        Ok(World {
+            children,
+            pods: pods(node, labels::RLJOB_UID, uid),
+            nodes: nodes(node),
+            cordoned: node.cordoned().clone(),
+            conductor: match self.link.progress() {
+                Some(progress) => Conductor::Report(Box::new(report(&progress))),
+                None => Conductor::Unreachable,
+            },
+            storage: Some(if storage.is_dir() { StorageState::Bound } else { StorageState::Missing }),
+            listing: self.listing.take(),
+        })
+    }
+
+    fn serving_world(&self, cluster: &ServingCluster, node: &Node) -> ServingWorld {
+        let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+        ServingWorld {
+            children: children(node, labels::SERVING_UID, uid),
+            pods: pods(node, labels::SERVING_UID, uid),
+            nodes: nodes(node),
+            users: self.jobs.iter().filter(|job| job.serving_name() == name(cluster)).cloned().collect(),
+        }
+    }
+
+    fn pool_world(&self, pool: &RolloutPool, node: &Node) -> PoolWorld {
+        let uid = pool.metadata.uid.as_deref().unwrap_or_default();
+        PoolWorld {
+            children: children(node, labels::POOL_UID, uid),
+            pods: pods(node, labels::POOL_UID, uid),
+            nodes: nodes(node),
+        }
+    }
+
+    // ------------------------------------------------------------ execution
+
+    /// Carries a plan out; true when something was done, so that the world must be looked at again.
+    fn execute<K: Resource<DynamicType = ()>, S>(
+        &mut self,
+        object: &K,
+        plan: Plan<S>,
+        node: &mut Node,
+        write: impl FnOnce(&mut Self, S) -> Result<bool>,
+    ) -> Result<bool> {
+        // Without `..`: a part that a plan gains must be carried out here.
+        let Plan { status, actions, requeue_at, events } = plan;
+        let mut acted = match status {
+            Some(status) => write(self, status)?,
+            None => false,
+        };
+        for action in actions {
+            acted |= self.act(object, action, node)?;
+        }
+        self.events.extend(events);
+        self.requeue = match (self.requeue, requeue_at) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        Ok(acted)
+    }
+
+    fn act<K: Resource<DynamicType = ()>>(&mut self, object: &K, action: Action, node: &mut Node) -> Result<bool> {
+        let job = name(object).to_owned();
+        match action {
+            Action::Create(child) => {
+                if exists(self, node, child.kind(), child.name()) {
+                    return Ok(false);
+                }
+                self.apply_child(child, node)
+            }
+            Action::Apply(child) => self.apply_child(child, node),
+            Action::Delete(target) => {
+                let plan::Target { kind, name, uid, foreground } = target;
+                self.delete(kind, &name, &uid, foreground, node)
+            }
+            Action::DeletePod { name, uid, force } => {
+                let before = node.objects().pods.changes();
+                node.delete_pod(&name, Some(&uid), force)?;
+                Ok(node.objects().pods.changes() != before)
+            }
+            Action::Tell(settings) => {
+                self.link.order(Order::Settings(settings));
+                Ok(false)
+            }
+            Action::RequestCheckpoint { id, attempt, then_stop } => {
+                self.link.order(Order::Checkpoint { id, attempt, then_stop });
+                Ok(false)
+            }
+            Action::ConfirmGone => {
+                let uid = object.meta().uid.as_deref().unwrap_or_default();
+                let jobs: Vec<_> = node
+                    .objects()
+                    .jobs
+                    .iter()
+                    .filter(|one| labelled(&one.metadata, labels::RLJOB_UID, uid))
+                    .cloned()
+                    .collect();
+                let mut pods = pods(node, labels::RLJOB_UID, uid);
+                pods.retain(|pod| plan::pod_facts::role(pod) == "trainer");
+                self.listing = Some(Listing::of(&jobs, &pods));
+                Ok(true)
+            }
+            Action::AddFinalizer(finalizer) => self.jobs.update(&job, |job| {
+                let list = job.metadata.finalizers.get_or_insert_default();
+                if !list.iter().any(|one| one == finalizer) {
+                    list.push(finalizer.to_owned());
+                }
+            }),
+            Action::RemoveFinalizer(finalizer) => self.jobs.update(&job, |job| {
+                if let Some(list) = &mut job.metadata.finalizers {
+                    list.retain(|one| one != finalizer);
+                }
+            }),
+            Action::Orphan(target) => {
+                let owner = object.meta().uid.clone().unwrap_or_default();
+                let orphan = |meta: &mut ObjectMeta| {
+                    if let Some(owners) = &mut meta.owner_references {
+                        owners.retain(|one| one.uid != owner);
+                    }
+                };
+                match target.kind {
+                    ChildKind::ServingCluster => self.servings.update(&target.name, |one| orphan(&mut one.metadata)),
+                    ChildKind::RolloutPool => self.pools.update(&target.name, |one| orphan(&mut one.metadata)),
+                    ChildKind::ConfigMap
+                    | ChildKind::Service
+                    | ChildKind::StatefulSet
+                    | ChildKind::DaemonSet
+                    | ChildKind::Job => Ok(false),
+                }
+            }
+        }
+    }
+
+    fn apply_child(&mut self, child: Child, node: &mut Node) -> Result<bool> {
+        let now = Timestamp::now();
+        let objects = node.objects_mut();
+        let applied = match child {
+            Child::ConfigMap(one) => objects.config_maps.apply(*one, now),
+            Child::Service(one) => objects.services.apply(*one, now),
+            Child::StatefulSet(one) => objects.stateful_sets.apply(*one, now),
+            Child::DaemonSet(one) => objects.daemon_sets.apply(*one, now),
+            Child::Job(one) => objects.jobs.apply(*one, now),
+            Child::ServingCluster(one) => self.servings.apply(*one, now),
+            Child::RolloutPool(one) => self.pools.apply(*one, now),
+        }?;
+        Ok(applied != objects::Applied::Unchanged)
+    }
+
+    fn delete(&mut self, kind: ChildKind, name: &str, uid: &str, foreground: bool, node: &mut Node) -> Result<bool> {
+        if uid_of(self, node, kind, name).as_deref() != Some(uid) {
+            return Ok(false);
+        }
+        match kind {
+            ChildKind::ConfigMap => node.objects_mut().config_maps.remove(name).map(|one| one.is_some()),
+            ChildKind::Service => node.objects_mut().services.remove(name).map(|one| one.is_some()),
+            ChildKind::StatefulSet => node.delete_stateful_set(name, foreground),
+            ChildKind::DaemonSet => node.delete_daemon_set(name, foreground),
+            ChildKind::Job => node.delete_job(name, foreground),
+            ChildKind::ServingCluster => self.servings.remove(name).map(|one| one.is_some()),
+            ChildKind::RolloutPool => self.pools.remove(name).map(|one| one.is_some()),
+        }
+    }
+
+    /// One Secret for the run, one for each ServingCluster and each RolloutPool; made once.
+    fn secrets(&self, node: &mut Node) -> Result<()> {
+        let owners = self
+            .jobs
+            .iter()
+            .map(|one| (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone()))
+            .chain(self.servings.iter().map(|one| {
+                (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())
+            }))
+            .chain(self.pools.iter().map(|one| {
+                (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())
+            }));
+        for (owner, reference, namespace) in owners.collect::<Vec<_>>() {
+            let secret_name = build::token_secret(&owner);
+            if node.objects().secrets.get(&secret_name).is_some() {
+                continue;
+            }
+            let mut bytes = [0; 32];
+            objects::random(&mut bytes);
+            let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let secret = Secret {
+                metadata: ObjectMeta {
+                    name: Some(secret_name),
+                    namespace,
+                    owner_references: Some(vec![reference]),
+                    ..Default::default()
+                },
+                data: Some([(build::TOKEN_KEY.to_owned(), ByteString(token.into_bytes()))].into()),
+                ..Default::default()
+            };
+            node.objects_mut().secrets.apply(secret, Timestamp::now())?;
+        }
+        Ok(())
+    }
+
+    /// Tells the link where the conductor is, if it runs where it can be reached.
+    fn follow(&self, node: &Node) {
+        self.link.follow(self.job().and_then(|job| conductor_of(job, node)));
+    }
+
+    fn collect_garbage(&mut self, node: &mut Node) -> Result<()> {
+        for job in self.jobs.list() {
+            let meta = &job.metadata;
+            if meta.deletion_timestamp.is_some() && meta.finalizers.as_ref().is_none_or(Vec::is_empty) {
+                self.jobs.remove(name(&job))?;
+            }
+        }
+        let jobs: BTreeSet<String> = self.jobs.iter().filter_map(|one| one.metadata.uid.clone()).collect();
+        let orphaned = |meta: &ObjectMeta| {
+            meta.owner_references.iter().flatten().any(|one| one.controller == Some(true) && !jobs.contains(&one.uid))
+        };
+        for one in self.servings.list().into_iter().filter(|one| orphaned(&one.metadata)) {
+            self.servings.remove(name(&one))?;
+        }
+        for one in self.pools.list().into_iter().filter(|one| orphaned(&one.metadata)) {
+            self.pools.remove(name(&one))?;
+        }
+        let mut alive = jobs;
+        alive.extend(self.servings.iter().filter_map(|one| one.metadata.uid.clone()));
+        alive.extend(self.pools.iter().filter_map(|one| one.metadata.uid.clone()));
+        node.collect_garbage(&alive)
+    }
+
+    /// Deletes the run's object, as `kubectl delete` would.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn delete_job(&mut self) -> Result<()> {
+        let Some(job) = self.job().map(|job| name(job).to_owned()) else { return Ok(()) };
+        self.jobs
+            .update(&job, |job| {
+                job.metadata.deletion_timestamp.get_or_insert_with(|| Time(Timestamp::now()));
+            })
+            .map(drop)
+    }
+}
+
+/// How a run has ended, by its own status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Everything is done.
+    Complete,
+    /// It cannot go on; reason and message.
+    Failed(String, String),
+    /// No trainer runs, by request.
+    Suspended,
+}
+
+/// The end of a run, if it has one.
+#[must_use]
+pub fn end_of(job: &RLJob) -> Option<End> {
+    let conditions = &job.status.as_ref()?.conditions;
+    if cond::is_true(conditions, cond::COMPLETE) {
+        return Some(End::Complete);
+    }
+    if cond::is_true(conditions, cond::FAILED) {
+        let failed = cond::get(conditions, cond::FAILED)?;
+        return Some(End::Failed(failed.reason.clone(), failed.message.clone()));
+    }
+    let suspended = job.spec.suspend && cond::is_true(conditions, cond::SUSPENDED);
+    suspended.then_some(End::Suspended)
+}
+
+/// Where the conductor of a run is.
+#[must_use]
+pub fn conductor_of(job: &RLJob, node: &Node) -> Option<Target> {
+    let run = name(job);
+    let pod = node.objects().pods.get(&format!("{}-0", build::conductor_name(run)))?;
+    let secret = node.objects().secrets.get(&build::token_secret(run))?;
+    if !node.reachable(pod) || crate::pod::terminal(pod) {
+        return None;
+    }
+    target(pod, secret)
+}
+
+/// URL and token from a conductor's pod and the run's Secret.
+#[must_use]
+pub fn target(pod: &Pod, secret: &Secret) -> Option<Target> {
+    let address = pod.status.as_ref()?.pod_ip.as_ref()?;
+    let token = crate::mount::secrets_of(secret).remove(build::TOKEN_KEY)?;
+    let url = format!("http://{address}:{}", build::CONDUCTOR_PORT);
+    Some(Target { url, token: String::from_utf8(token).ok()? })
+}
+
+fn labelled(meta: &ObjectMeta, key: &str, value: &str) -> bool {
+    meta.labels.as_ref().and_then(|labels| labels.get(key)).is_some_and(|found| found == value)
+}
+
+fn children(node: &Node, key: &str, uid: &str) -> Vec<Child> {
+    let objects = node.objects();
+    let mut all = Vec::new();
+    let mine = |meta: &ObjectMeta| labelled(meta, key, uid);
+    all.extend(objects.config_maps.iter().filter(|one| mine(&one.metadata)).map(|one| Child::ConfigMap(Box::new(one.clone()))));
+    all.extend(objects.services.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Service(Box::new(one.clone()))));
+    all.extend(
+        objects.stateful_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::StatefulSet(Box::new(one.clone()))),
+    );
+    all.extend(objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))));
+    all.extend(objects.jobs.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Job(Box::new(one.clone()))));
+    all
+}
+
+fn pods(node: &Node, key: &str, uid: &str) -> Vec<Pod> {
+    node.objects().pods.iter().filter(|pod| labelled(&pod.metadata, key, uid)).cloned().collect()
+}
+
+fn nodes(node: &Node) -> std::collections::BTreeMap<String, NodeState> {
+    let state = |health: &Health| match health {
+        Health::Ready => NodeState::Ready,
+        Health::Unreachable => NodeState::Unreachable,
+    };
+    node.nodes().iter().map(|(name, health)| (name.clone(), state(health))).collect()
+}
+
+fn uid_of(operator: &Operator, node: &Node, kind: ChildKind, name: &str) -> Option<String> {
+    fn uid<K: objects::Object>(table: &Table<K>, name: &str) -> Option<String> {
+        table.get(name).and_then(|one| one.meta().uid.clone())
+    }
+    let objects = node.objects();
+    match kind {
+        ChildKind::ConfigMap => uid(&objects.config_maps, name),
+        ChildKind::Service => uid(&objects.services, name),
+        ChildKind::StatefulSet => uid(&objects.stateful_sets, name),
+        ChildKind::DaemonSet => uid(&objects.daemon_sets, name),
+        ChildKind::Job => uid(&objects.jobs, name),
+        ChildKind::ServingCluster => uid(&operator.servings, name),
+        ChildKind::RolloutPool => uid(&operator.pools, name),
+    }
+}
+
+fn exists(operator: &Operator, node: &Node, kind: ChildKind, name: &str) -> bool {
+    uid_of(operator, node, kind, name).is_some()
+}

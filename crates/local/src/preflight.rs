@@ -1,0 +1,250 @@
+//! What can be known before anything is written or started: the manifest, the folders it names, and our binaries.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use api::{
+    Problem, RLJob,
+    manifest::{Kind, Object},
+    volume::parse_pvc,
+};
+
+use crate::{
+    error::{At, Error, Result},
+    folder,
+    template::Binaries,
+};
+
+/// Why nothing was started.
+#[derive(Debug)]
+pub enum Refused {
+    /// The manifest, or what it names, is wrong; all that could be found at once.
+    Manifest(Vec<Problem>),
+    /// This machine or its folders are.
+    Machine(Error),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self::Machine(error)
+    }
+}
+
+/// A manifest that was found good.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// Where it was read.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
+    /// Its objects.
+    pub objects: Vec<Kind>,
+}
+
+impl Checked {
+    /// Its RLJob.
+    #[must_use]
+    pub fn job(&self) -> Option<&RLJob> {
+        job_in(&self.objects)
+    }
+}
+
+fn job_in(objects: &[Kind]) -> Option<&RLJob> {
+    objects.iter().find_map(|one| match one {
+        Kind::RLJob(job) => Some(&**job),
+        Kind::ServingCluster(_) | Kind::RolloutPool(_) => None,
+    })
+}
+
+/// Where volumes may come from.
+#[derive(Clone, Debug, Default)]
+pub struct Volumes {
+    /// `--volume CLAIM=DIR`.
+    pub given: BTreeMap<String, PathBuf>,
+    /// Folder beside the manifest.
+    pub seeds: Option<PathBuf>,
+    /// The state folder, which may not exist yet.
+    pub state: PathBuf,
+}
+
+impl Volumes {
+    /// Places where a path of a claim may be now, before the claim is made.
+    fn places(&self, claim: &str, path: &str) -> Vec<PathBuf> {
+        match self.given.get(claim) {
+            Some(folder) => vec![folder.join(path)],
+            None => [Some(self.state.join("volumes")), self.seeds.clone()]
+                .into_iter()
+                .flatten()
+                .map(|folder| folder.join(claim).join(path))
+                .collect(),
+        }
+    }
+}
+
+/// Reads a manifest, without touching anything else. `stored` are the objects of the state folder, if there are any.
+///
+/// # Errors
+/// [`Refused`], with everything that could be found.
+pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Result<Vec<Kind>, Vec<Problem>> {
+    let file = path.display().to_string();
+    let objects = plan::check(text, &file, stored)?;
+    let mut problems = Vec::new();
+    one_run(&objects, stored, &file, &mut problems);
+    for object in &objects {
+        if let Kind::RLJob(job) = &object.kind {
+            let found = files(job, volumes).into_iter().chain(references(job, &objects));
+            problems.extend(found.map(|problem| object.source.locate(problem)));
+        }
+    }
+    problems.sort_by(|one, other| (one.document, one.line).cmp(&(other.document, other.line)));
+    if problems.is_empty() { Ok(objects.into_iter().map(|object| object.kind).collect()) } else { Err(problems) }
+}
+
+/// [`check`] of a file, and of our binaries.
+///
+/// # Errors
+/// [`Refused`].
+pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result<Checked, Refused> {
+    let text = fs::read_to_string(path).at("read", path)?;
+    let stored = stored(&volumes.state)?;
+    let objects = check(&text, path, &stored, volumes).map_err(Refused::Manifest)?;
+    for binary in ["thresh-rollout", "thresh-trainer"] {
+        if let Err(reason) = binaries.find(binary) {
+            let reason = format!("{reason}\n  fix: build it (cargo build --release --bins) or install it beside thresh");
+            return Err(Refused::Machine(Error::Spawn {
+                program: binary.into(),
+                source: std::io::Error::new(std::io::ErrorKind::NotFound, reason),
+            }));
+        }
+    }
+    Ok(Checked { path: path.into(), text, objects })
+}
+
+/// Objects of our kinds in a state folder, read without holding it.
+///
+/// # Errors
+/// [`Error::Damaged`].
+pub fn stored(state: &Path) -> Result<Vec<Kind>> {
+    fn all<K: crate::objects::Object>(state: &Path, wrap: impl Fn(Box<K>) -> Kind) -> Result<Vec<Kind>> {
+        let folder = state.join("objects").join(K::plural(&()).as_ref());
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "json") {
+                found.extend(folder::read_json::<K>(&entry.path())?.map(Box::new).map(&wrap));
+            }
+        }
+        Ok(found)
+    }
+    let mut found = all::<RLJob>(state, Kind::RLJob)?;
+    found.extend(all(state, Kind::ServingCluster)?);
+    found.extend(all(state, Kind::RolloutPool)?);
+    Ok(found)
+}
+
+/// The name of the run in a manifest, before anything else is looked at; to find its state folder.
+///
+/// # Errors
+/// [`Refused`].
+pub fn run_name(path: &Path) -> Result<String, Refused> {
+    let text = fs::read_to_string(path).at("read", path)?;
+    let file = path.display().to_string();
+    let (objects, problems) = api::manifest::parse(&text, &file);
+    let kinds: Vec<Kind> = objects.into_iter().map(|object| object.kind).collect();
+    match job_in(&kinds).and_then(|job| job.metadata.name.clone()).filter(|name| !name.is_empty() && !name.contains('/')) {
+        Some(name) => Ok(name),
+        // Whatever is wrong was found by the reader, or else there is no RLJob at all.
+        None if problems.is_empty() => Err(Refused::Manifest(vec![no_job(&file)])),
+        None => Err(Refused::Manifest(problems)),
+    }
+}
+
+fn no_job(file: &str) -> Problem {
+    Problem {
+        file: Some(file.to_owned()),
+        ..Problem::new("", "the file holds no RLJob", "one run", "`thresh run` needs exactly one RLJob in the file")
+    }
+}
+
+fn one_run(objects: &[Object], stored: &[Kind], file: &str, problems: &mut Vec<Problem>) {
+    let mut jobs = objects.iter().filter_map(|object| match &object.kind {
+        Kind::RLJob(job) => Some((object, job)),
+        Kind::ServingCluster(_) | Kind::RolloutPool(_) => None,
+    });
+    let Some((object, job)) = jobs.next() else {
+        problems.push(no_job(file));
+        return;
+    };
+    for (second, _) in jobs {
+        problems.push(second.source.locate(Problem::new(
+            "metadata.name",
+            "a second RLJob in one file",
+            "one run",
+            "a laptop runs one RLJob at a time: give each a file and a state folder of its own",
+        )));
+    }
+    if let Some(before) = job_in(stored).and_then(|job| job.metadata.name.as_deref())
+        && job.metadata.name.as_deref() != Some(before)
+    {
+        problems.push(object.source.locate(Problem::new(
+            "metadata.name",
+            format!("the state folder holds the run `{before}`"),
+            "metadata.name is immutable",
+            "keep the name, or give this run another folder with --state",
+        )));
+    }
+}
+
+/// Files that a run needs from its first second, so that their absence is an error of the manifest and not of the run.
+fn files(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
+    let claim = &job.spec.storage.claim_name;
+    let mut wanted = vec![("spec.data.path", job.spec.data.path.clone())];
+    wanted.extend(job.spec.data.eval_path.clone().map(|path| ("spec.data.evalPath", path)));
+    wanted.extend(job.spec.warm_start.as_ref().map(|warm| ("spec.warmStart.data", warm.data.clone())));
+    if let Some((_, path)) = parse_pvc(&job.spec.model.source) {
+        wanted.push(("spec.model.source", format!("{path}/config.json")));
+    }
+    wanted
+        .into_iter()
+        .filter_map(|(field, path)| {
+            let places = volumes.places(claim, &path);
+            if places.iter().any(|place| place.is_file()) {
+                return None;
+            }
+            let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+            Some(Problem::new(
+                field,
+                format!("no file {path} on claim {claim} (looked for {})", looked.join(" and ")),
+                "exists",
+                format!("put it there, or say where the claim is with --volume {claim}=DIR"),
+            ))
+        })
+        .collect()
+}
+
+/// On a cluster a missing ServingCluster is waited for; here nobody else can bring it.
+fn references(job: &RLJob, objects: &[Object]) -> Vec<Problem> {
+    let there = |kind: &str, name: &str| {
+        objects.iter().any(|object| object.kind.name() == kind && object.kind.object_name() == name)
+    };
+    let mut problems = Vec::new();
+    let mut check = |field: &str, kind: &str, name: &str| {
+        if !there(kind, name) {
+            problems.push(Problem::new(
+                field,
+                format!("{kind} `{name}` is not in this file"),
+                "exists",
+                format!("add the {kind} to the file, or use a template"),
+            ));
+        }
+    };
+    if job.spec.serving.template.is_none() {
+        check("spec.serving.ref", "ServingCluster", &job.serving_name());
+    }
+    if job.spec.rollout.template.is_none() {
+        check("spec.rollout.ref", "RolloutPool", &job.rollout_name());
+    }
+    problems
+}
