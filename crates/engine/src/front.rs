@@ -103,35 +103,26 @@ impl Front {
             }
         };
         let rid: Arc<str> = rid.map_or_else(random_rid, Arc::from);
-        let id = self
-            .shared
-            .enter(&rid)
-            .map_err(|_| Refusal::bad_request(format!("Duplicate request ID detected: {rid}")))?;
         let (events, receiver) = unbounded_channel();
-        let live = Live {
+        let (skip_special_tokens, no_stop_trim) = (params.skip_special_tokens, params.no_stop_trim);
+        let seed = params.sampling_seed.unwrap_or_else(random);
+        let (told_prompt, wanted) = (prompt.clone(), logprob.clone());
+        let entered = self.shared.enter(&rid, |id| {
+            let submission = Submission { id, prompt, params, seed, logprob, stop_strings, stream, received, events };
+            self.tell(Command::Submit(Box::new(submission)))
+        });
+        let id = entered.map_err(|_| Refusal::bad_request(format!("Duplicate request ID detected: {rid}")))??;
+        Ok(Live {
             front: self.clone(),
             rid,
             id,
-            prompt: prompt.clone(),
-            skip_special_tokens: params.skip_special_tokens,
-            no_stop_trim: params.no_stop_trim,
-            logprob: logprob.clone(),
+            prompt: told_prompt,
+            skip_special_tokens,
+            no_stop_trim,
+            logprob: wanted,
             events: receiver,
             over: false,
-        };
-        let seed = params.sampling_seed.unwrap_or_else(random);
-        self.tell(Command::Submit(Box::new(Submission {
-            id,
-            prompt,
-            params,
-            seed,
-            logprob,
-            stop_strings,
-            stream,
-            received,
-            events,
-        })))?;
-        Ok(live)
+        })
     }
 }
 

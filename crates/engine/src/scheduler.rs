@@ -580,9 +580,10 @@ impl Scheduler {
         }
         for (row, (stats, scoring)) in (drawn.len()..).zip(scored.iter().zip(&self.scoring)) {
             let alternatives = alternatives(&self.runner, &self.running[scoring.at], row, stats)?;
-            let logprobs = &mut self.running[scoring.at].logprobs;
-            logprobs.input.push(Some(stats.logp()));
-            logprobs.input_alternatives.extend(alternatives);
+            let (sequence, logp) = (&mut self.running[scoring.at], stats.logp());
+            sequence.broken |= logp.is_nan();
+            sequence.logprobs.input.push(Some(logp));
+            sequence.logprobs.input_alternatives.extend(alternatives);
         }
         self.rate.add(drawn.len());
         self.metrics.generation_tokens.inc_by(drawn.len() as u64);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use ::control::health::Health;
+use axum::serve::ListenerExt;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
 use crate::{
@@ -88,7 +89,10 @@ impl Engine {
         let front = Arc::new(Front::new(options, shared, text, limits, loader, commands));
         let routes = http::router(front.clone(), &health);
         let (end_server, ended) = oneshot::channel::<()>();
-        let server = tokio::spawn(::control::server::serve(listener, routes, async { drop(ended.await) }));
+        // Events of a stream are small and far apart: none waits for the one before it to be acknowledged.
+        let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
+        let server = axum::serve(listener, routes).with_graceful_shutdown(async { drop(ended.await) });
+        let server = tokio::spawn(server.into_future());
         health.ready();
         tracing::info!(%address, model_path = %front.options.model_path.display(), has_weights, "engine serves");
         Ok(Self { address, front, health, scheduler_ended, end_server, server })

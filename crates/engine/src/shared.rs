@@ -74,15 +74,23 @@ impl Shared {
             Served { model_path, weight_version, has_weights: true };
     }
 
-    /// Makes a request known by its id, until [`gone`](Self::gone).
-    pub(crate) fn enter(&self, rid: &Arc<str>) -> Result<u64, Duplicate> {
+    /// Makes a request known by its id, until [`gone`](Self::gone). `hand_over` runs before anybody can find it, so that an abort
+    /// always comes after what it aborts.
+    pub(crate) fn enter<E>(
+        &self,
+        rid: &Arc<str>,
+        hand_over: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<Result<u64, E>, Duplicate> {
         let mut live = self.live();
         if live.contains_key(rid) {
             return Err(Duplicate);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        live.insert(rid.clone(), id);
-        Ok(id)
+        let handed_over = hand_over(id);
+        if handed_over.is_ok() {
+            live.insert(rid.clone(), id);
+        }
+        Ok(handed_over.map(|()| id))
     }
 
     pub(crate) fn gone(&self, rid: &str) {

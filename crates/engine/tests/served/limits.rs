@@ -139,3 +139,20 @@ async fn a_folder_that_is_no_model_is_refused_with_its_reason() {
     let Err(error) = engine::Engine::start(options).await else { panic!("it started") };
     assert!(error.to_string().contains("config.json cannot be read"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_weights_are_said_and_break_nothing_else() {
+    let (good, broken) = (model_folder(20), model_folder(21));
+    let file = broken.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    let engine = Live::start(good.path()).await;
+    assert_eq!(engine.update(broken.path(), "nan", true).await.0, 200);
+    let (status, refusal) = engine.post("/generate", body("a", 5)).await;
+    assert_eq!(status, 500);
+    assert!(refusal["error"]["message"].as_str().unwrap().contains("not finite"), "{refusal}");
+    assert_eq!(engine.update(good.path(), "good", true).await.0, 200);
+    assert_eq!(output_ids(&engine.generate(body("a", 5)).await).len(), 5);
+}
