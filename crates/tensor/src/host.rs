@@ -116,6 +116,8 @@ fn check_span<T: Element>(buf: &Buf, offset: usize, len: usize) -> Result<()> {
 }
 
 pub(crate) fn read<T: Element>(buf: &Buf, offset: usize, len: usize) -> Result<HostRead<'_, T>> {
+    // A view without elements may start anywhere, even past the end.
+    let offset = if len == 0 { 0 } else { offset };
     check_span::<T>(buf, offset, len)?;
     let mem = host(buf)?;
     if !mem.begin_read() {
@@ -129,6 +131,8 @@ pub(crate) fn read<T: Element>(buf: &Buf, offset: usize, len: usize) -> Result<H
 }
 
 pub(crate) fn write<T: Element>(buf: &Buf, offset: usize, len: usize) -> Result<HostWrite<'_, T>> {
+    // A view without elements may start anywhere, even past the end.
+    let offset = if len == 0 { 0 } else { offset };
     check_span::<T>(buf, offset, len)?;
     let mem = host(buf)?;
     if !mem.begin_write() {

@@ -89,19 +89,22 @@ pub(super) fn merge(a: &LogprobMerge) -> Result<()> {
 }
 
 simd_fn! {
-    fn dlogits_row(x: &mut [f32], temperature: f32, lse: f32, entropy: f32, dlogp: f32, dentropy: f32) {
-        let inv = 1.0 / temperature;
+    fn dlogits_row(x: &mut [f32], temperature: f32, s: &TokenStats, dlogp: f32, dentropy: f32) {
+        let (inv, log_sum, entropy) = (1.0 / temperature, s.sum_exp.ln(), s.entropy());
+        // Against the maximum first: the log-sum-exp of huge logits has no digits left for the sum.
         if dentropy == 0.0 {
+            let c = -dlogp / s.sum_exp * inv;
             for x in x.iter_mut() {
-                *x = -dlogp * exp(*x / temperature - lse) * inv;
+                *x = c * exp(*x / temperature - s.max);
             }
             return;
         }
+        let c = -inv / s.sum_exp;
         for x in x.iter_mut() {
-            let logp = *x / temperature - lse;
-            let p = exp(logp);
-            let d = dentropy.mul_add(logp + entropy, dlogp);
-            *x = if p == 0.0 { 0.0 } else { -p * d * inv };
+            let z = *x / temperature - s.max;
+            let p = exp(z);
+            let d = dentropy.mul_add(z - log_sum + entropy, dlogp);
+            *x = if p == 0.0 { 0.0 } else { c * p * d };
         }
     }
 }
@@ -125,7 +128,7 @@ pub(super) fn dlogits(threads: &Threads, a: &LogprobDlogits) -> Result<()> {
                 continue;
             }
             let s = TokenStats::<f32>::from_row([stats[4 * i], stats[4 * i + 1], stats[4 * i + 2], stats[4 * i + 3]]);
-            dlogits_row(x, temp[i], s.max + s.sum_exp.ln(), s.entropy(), dlogp[i], de);
+            dlogits_row(x, temp[i], &s, dlogp[i], de);
             if let Some(t) = local(targets[i], a.first, v) {
                 x[t] += dlogp[i] / temp[i];
             }
