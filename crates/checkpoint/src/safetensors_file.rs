@@ -32,7 +32,11 @@ pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: Box<dyn DiskFile>,
     left: usize,
+    /// Small tensors gather here: on a network file system a call costs more than its bytes.
+    buffer: Vec<u8>,
 }
+
+const BUFFER_BYTES: usize = 1 << 20;
 
 impl SafetensorsWriter {
     /// Creates the file and writes its header. `metadata` becomes `__metadata__`.
@@ -58,22 +62,39 @@ impl SafetensorsWriter {
         }
         let mut text = serde_json::Value::Object(header).to_string().into_bytes();
         text.resize(text.len().next_multiple_of(8), b' ');
-        let mut file = disk.create(path).map_err(|e| Error::io("create", path, e))?;
-        let prefix = (text.len() as u64).to_le_bytes();
-        file.write_all(&[&prefix[..], &text].concat()).map_err(|e| Error::io("write", path, e))?;
-        Ok(SafetensorsWriter { path: path.to_owned(), file, left: at })
+        let file = disk.create(path).map_err(|e| Error::io("create", path, e))?;
+        let mut buffer = Vec::with_capacity(BUFFER_BYTES);
+        buffer.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        buffer.extend_from_slice(&text);
+        Ok(SafetensorsWriter { path: path.to_owned(), file, left: at, buffer })
     }
 
     /// Appends the bytes of the next tensor, or the next part of them.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         assert!(bytes.len() <= self.left, "more bytes than the header of {} announces", self.path.display());
         self.left -= bytes.len();
-        self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
+        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
+            self.flush()?;
+        }
+        if bytes.len() > BUFFER_BYTES {
+            return self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e));
+        }
+        self.buffer.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.buffer.is_empty() {
+            self.file.write_all(&self.buffer).map_err(|e| Error::io("write", &self.path, e))?;
+            self.buffer.clear();
+        }
+        Ok(())
     }
 
     /// Makes the bytes durable. The entry in the folder is the caller's to sync.
     pub(crate) fn finish(mut self) -> Result<()> {
         assert_eq!(self.left, 0, "fewer bytes than the header of {} announces", self.path.display());
+        self.flush()?;
         self.file.sync().map_err(|e| Error::io("sync", &self.path, e))
     }
 }
@@ -208,8 +229,8 @@ impl SafetensorsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use safetensors::SafeTensors;
     use crate::disk::RealDisk;
+    use safetensors::SafeTensors;
 
     fn write(path: &Path) -> (Vec<u8>, Vec<u8>) {
         let a: Vec<u8> = (0..60u8).collect();
