@@ -27,11 +27,27 @@ mod segment;
 mod snapshot;
 mod writer;
 
+use std::path::Path;
+
+use crate::fs::Fs;
+use crate::{Error, Result};
+
 pub use claim::Recovered;
 pub use writer::Journal;
 
 pub(crate) use names::Name;
 pub(crate) use recovery::{History, read_history};
+
+/// Reads a journal without claiming it: the newest snapshot, and the transactions behind it. Its owner may be alive.
+///
+/// # Errors
+/// [`crate::Error::Io`]; [`crate::Error::Corrupt`] for damage that is no torn tail.
+pub fn read(fs: &dyn Fs, dir: impl AsRef<Path>) -> Result<(Option<Vec<u8>>, Vec<Txn>)> {
+    let dir = dir.as_ref();
+    let open = fs.open_dir(dir).map_err(|e| Error::io("open", dir.display().to_string(), e))?;
+    let history = read_history(&*open)?;
+    Ok((history.snapshot.map(|(_, state)| state), history.txns))
+}
 
 /// Sequence number of a transaction: 1 for the first in the journal's life, rising by 1.
 pub type Lsn = u64;
