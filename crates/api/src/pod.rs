@@ -54,13 +54,14 @@ pub struct ConductorRole {
 }
 
 impl PodTemplate {
-    /// What is wrong with it, as fields below `path`: unknown fields and values that do not fit.
-    pub fn problems(&self, path: &str) -> Vec<crate::Problem> {
+    /// What is wrong with it, as fields below `path`: unknown fields and values that do not fit; and the template without them.
+    pub fn checked(&self, path: &str) -> (PodTemplate, Vec<crate::Problem>) {
         let mut problems = Vec::new();
         let schema = crate::manifest::inline::<k8s_openapi::api::core::v1::PodTemplateSpec>();
-        crate::manifest::check_against(&mut self.0.clone(), &schema, path, &mut problems);
+        let mut value = self.0.clone();
+        crate::manifest::check_against(&mut value, &schema, path, &mut problems);
         // It is merged over a whole pod: it need not name containers itself.
         problems.retain(|p| !(p.rule == "required" && p.path == format!("{path}.spec.containers")));
-        problems
+        (PodTemplate(value), problems)
     }
 }

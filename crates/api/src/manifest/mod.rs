@@ -81,8 +81,8 @@ pub fn read(text: &str, file: &str) -> Result<Vec<Object>, Vec<Problem>> {
     if problems.is_empty() { Ok(objects) } else { Err(problems) }
 }
 
-/// Reads what can be read: objects that decode in spite of problems (an unknown field, a value out of range) are returned too,
-/// so that whoever validates them can report the rest at once.
+/// Reads what can be read. An object with problems is returned too, if it can be mended (unknown fields are left out, values that
+/// do not fit are replaced by some that do), so that whoever validates it can report the rest at once; never act on it.
 pub fn parse(text: &str, file: &str) -> (Vec<Object>, Vec<Problem>) {
     let nothing = || Problem {
         file: Some(file.to_owned()),
@@ -94,8 +94,11 @@ pub fn parse(text: &str, file: &str) -> (Vec<Object>, Vec<Problem>) {
             let plain = e.without_snippet();
             let full = plain.to_string();
             let mut message = full.lines().next().unwrap_or_default().to_owned();
-            if let Some(cut) = message.find(" at line ") {
-                message.truncate(cut);
+            // What the parser would do with other options is of no use here.
+            for tail in [" at line ", ", set "] {
+                if let Some(cut) = message.find(tail) {
+                    message.truncate(cut);
+                }
             }
             let line = e.location().map(|l| u32::try_from(l.line()).unwrap_or(u32::MAX));
             return (
@@ -171,6 +174,7 @@ fn one(mut value: Value) -> (Option<Kind>, Vec<Problem>) {
         }
     };
     check_name(map, &mut problems);
+    map.entry("metadata").or_insert_with(|| serde_json::json!({}));
     // Status is the operator's; the API server drops it from a manifest too.
     map.remove("status");
     let kind = match kind.as_str() {
@@ -191,7 +195,7 @@ fn check_name(map: &mut Map<String, Value>, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks the value against the kind's schema, prunes what the schema does not know, and decodes the rest.
+/// Checks the value against the kind's schema, mends it, and decodes it.
 fn decode<K>(value: &mut Value, problems: &mut Vec<Problem>) -> Option<K>
 where
     K: kube::CustomResourceExt + serde::de::DeserializeOwned,

@@ -22,8 +22,51 @@ const PLANNED: [(&str, &str); 12] = [
     ("secretRef", "a token for a model hub"),
 ];
 
-/// Compares a value with a schema, adds what is wrong to `problems`, and prunes fields the schema does not know.
+/// Values people will look for that come with a later release.
+const PLANNED_VALUES: [&str; 4] = ["nvidia", "ascend", "biren", "SGLang"];
+
+/// Compares a value with a schema, adds what is wrong to `problems`, and mends it: fields the schema does not know are removed,
+/// values that do not fit are replaced by one that does.
 pub fn check_against(value: &mut Value, schema: &Value, path: &str, problems: &mut Vec<Problem>) {
+    let before = problems.len();
+    compare(value, schema, path, problems);
+    // A problem of this very value, not of something inside it.
+    if problems[before..].iter().any(|p| p.path == path && p.rule != "known field" && p.rule != "required") {
+        *value = stand_in(schema);
+    }
+}
+
+/// A value that fits the schema.
+fn stand_in(schema: &Value) -> Value {
+    if schema.get("nullable").and_then(Value::as_bool) == Some(true) {
+        return Value::Null;
+    }
+    if let Some(first) = schema.get("enum").and_then(|e| e.get(0)) {
+        return first.clone();
+    }
+    match schema.get("type").and_then(Value::as_str).unwrap_or_default() {
+        "object" => {
+            let mut map = Map::new();
+            let required =
+                schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+            for key in required {
+                map.insert(key.to_owned(), stand_in(&schema["properties"][key]));
+            }
+            Value::Object(map)
+        }
+        "array" => {
+            let least = schema.get("minItems").and_then(Value::as_u64).unwrap_or(0);
+            Value::Array((0..least).map(|_| stand_in(&schema["items"])).collect())
+        }
+        "string" => "x".into(),
+        "boolean" => false.into(),
+        "integer" => schema.get("minimum").and_then(Value::as_f64).map_or(1, |m| m as i64).into(),
+        "number" => 0.5.into(),
+        _ => Value::Null,
+    }
+}
+
+fn compare(value: &mut Value, schema: &Value, path: &str, problems: &mut Vec<Problem>) {
     let s = |key: &str| schema.get(key);
     if s("x-kubernetes-int-or-string").and_then(Value::as_bool) == Some(true) {
         if !(value.is_i64() || value.is_u64() || value.is_string()) {
@@ -152,6 +195,9 @@ fn string(value: &Value, schema: &Value, path: &str, problems: &mut Vec<Problem>
     };
     if !allowed.is_empty() && !allowed.contains(&text) {
         let fix = match nearest(text, allowed.iter().copied()) {
+            _ if PLANNED_VALUES.contains(&text) => {
+                format!("write {}: {text} is not supported yet", allowed.join(" or "))
+            }
             Some(n) => format!("did you mean {n}?"),
             None if allowed.len() == 1 => format!("write {}", allowed[0]),
             None => format!("use one of {}", allowed.join(", ")),

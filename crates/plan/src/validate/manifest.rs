@@ -14,6 +14,8 @@ use super::{validate, validate_pool, validate_serving};
 pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Problem>> {
     let (objects, mut problems) = parse(text, file);
     let mut seen: BTreeMap<(&str, &str), ()> = BTreeMap::new();
+    let mut read: Vec<(usize, String)> = problems.iter().map(|p| (p.document, p.path.clone())).collect();
+    read.retain(|(_, path)| !path.is_empty());
     for object in &objects {
         let name = object.kind.object_name();
         let before = old.iter().find(|o| o.name() == object.kind.name() && o.object_name() == name);
@@ -25,7 +27,10 @@ pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Pr
             (Kind::RolloutPool(n), Some(Kind::RolloutPool(o))) => validate_pool(Some(o), n),
             (Kind::RolloutPool(n), _) => validate_pool(None, n),
         };
-        problems.extend(found.into_iter().map(|p| object.source.locate(p)));
+        let found = found.into_iter().map(|p| object.source.locate(p));
+        problems.extend(
+            found.filter(|p| !read.iter().any(|(document, path)| *document == p.document && spoilt(&p.path, path))),
+        );
         if seen.insert((object.kind.name(), name), ()).is_some() && !name.is_empty() {
             let p = Problem::new(
                 "metadata.name",
@@ -37,7 +42,25 @@ pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Pr
         }
     }
     problems.sort_by(|a, b| (a.document, a.line).cmp(&(b.document, b.line)));
-    // A value the schema refused may break a rule too: one problem a field is enough.
-    problems.dedup_by(|b, a| a.document == b.document && a.path == b.path && a.rule == b.rule);
     if problems.is_empty() { Ok(objects) } else { Err(problems) }
+}
+
+/// Fields a rule looks at beyond its own path.
+const LOOKS_AT: [(&str, &[&str]); 7] = [
+    ("spec.trainer.parallelism", &["spec.trainer.nodes", "spec.trainer.accelerator"]),
+    ("spec.trainer.failurePolicy.maxDelaySeconds", &["spec.trainer.failurePolicy.baseDelaySeconds"]),
+    ("spec.batch", &["spec.sampling", "spec.trainer"]),
+    ("spec.model", &["spec.storage"]),
+    ("spec.warmStart", &["spec.data.evalPath"]),
+    ("spec.eval", &["spec.data.evalPath"]),
+    ("spec.maxStaleness", &["spec.mode"]),
+];
+
+/// Whether a rule at `rule` may have judged a value that was mended at `mended`: then it says nothing about the manifest.
+fn spoilt(rule: &str, mended: &str) -> bool {
+    let inside = |inner: &str, outer: &str| {
+        inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    let touches = |path: &str| inside(path, mended) || inside(mended, path);
+    touches(rule) || LOOKS_AT.iter().any(|(at, also)| *at == rule && also.iter().any(|a| touches(a)))
 }

@@ -19,8 +19,8 @@ pub fn decode(template: &PodTemplate) -> Result<PodTemplateSpec, String> {
 
 /// What is wrong with the template of a role whose container is `container`, as fields below `path`.
 pub fn problems(template: &PodTemplate, container: &str, path: &str) -> Vec<Problem> {
-    let mut found = template.problems(path);
-    match decode(template) {
+    let (mended, mut found) = template.checked(path);
+    match decode(&mended) {
         Err(error) if found.is_empty() => {
             found.push(Problem::new(path, error, "decode", "write it as the template of a pod"))
         }
