@@ -1,3 +1,44 @@
-//! (to be written)
+//! `thresh`: runs, shows and inspects RLJobs on this machine.
 
-fn main() {}
+mod args;
+mod closing;
+mod commands;
+mod display;
+mod find_run;
+mod reward_svg;
+mod view;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+
+/// Exit code of a run that failed, and of a check that did.
+const FAILED: u8 = 1;
+/// Exit code when the manifest or the flags are wrong; nothing was changed.
+const WRONG: u8 = 2;
+/// Exit code of a run that was stopped by hand.
+const STOPPED: u8 = 130;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match args.command {
+        Command::Run(run) => commands::run::run(run),
+        Command::Status(status) => commands::status::status(status),
+        Command::Report(report) => commands::report::report(report),
+        Command::Crds(crds) => commands::crds::crds(crds),
+        Command::Straw(straw) => commands::straw::straw(straw),
+        Command::Hf(hf) => commands::hf::hf(hf),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            display::complain(&format!("error: {error:#}"));
+            if std::env::var_os("THRESH_BACKTRACE").is_some_and(|value| value == "1") {
+                display::complain(&error.backtrace().to_string());
+            }
+            ExitCode::from(FAILED)
+        }
+    }
+}

@@ -61,10 +61,8 @@ impl ConductorLink {
     /// # Errors
     /// [`Error::Spawn`] when no HTTP client can be made.
     pub fn start(names: control::names::Names) -> Result<Self> {
-        let http = control::names::http_client(names).map_err(|error| Error::Spawn {
-            program: "HTTP client".into(),
-            source: std::io::Error::other(error),
-        })?;
+        let http = control::names::http_client(names)
+            .map_err(|error| Error::Spawn { program: "HTTP client".into(), source: std::io::Error::other(error) })?;
         let (target, targets) = watch::channel(None);
         let (tell, progress) = watch::channel(None);
         let (orders, inbox) = mpsc::channel(ORDERS);

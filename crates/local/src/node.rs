@@ -623,9 +623,12 @@ impl Node {
     fn create(&mut self, mut pod: Pod) -> Result<()> {
         let now = Timestamp::now();
         if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()) {
-            let load = |node: &str| self.runtimes.values().filter(|runtime| !runtime.ended && runtime.node == node).count();
-            let free = self.nodes.iter().filter(|(node, state)| **state == Health::Ready && !self.cordoned.contains(*node));
-            let node = free.min_by_key(|(node, _)| (load(node), self.pods_on(node).len())).map(|(node, _)| node.clone());
+            let load =
+                |node: &str| self.runtimes.values().filter(|runtime| !runtime.ended && runtime.node == node).count();
+            let free =
+                self.nodes.iter().filter(|(node, state)| **state == Health::Ready && !self.cordoned.contains(*node));
+            let node =
+                free.min_by_key(|(node, _)| (load(node), self.pods_on(node).len())).map(|(node, _)| node.clone());
             let Some(spec) = &mut pod.spec else { return Ok(()) };
             spec.node_name = node;
         }
@@ -651,7 +654,14 @@ impl Node {
                 mark_deleted(&mut pod.metadata);
                 let status = pod.status.get_or_insert_default();
                 let message = Some("Taint manager: deleting due to NoExecute taint");
-                pod::set_condition(status, "DisruptionTarget", true, Some("DeletionByTaintManager"), message, Timestamp::now());
+                pod::set_condition(
+                    status,
+                    "DisruptionTarget",
+                    true,
+                    Some("DeletionByTaintManager"),
+                    message,
+                    Timestamp::now(),
+                );
             })?;
         }
         Ok(())
@@ -793,8 +803,7 @@ impl Node {
             .map(|(place, container)| {
                 let mounts = mount::mounts(pod, container, &volumes)?;
                 let binaries = &self.options.binaries;
-                let program =
-                    template::program(identity, container, &self.objects, &mounts, binaries, &env, &folder)?;
+                let program = template::program(identity, container, &self.objects, &mounts, binaries, &env, &folder)?;
                 let exec = |command: &[String]| {
                     let field = format!("spec.containers[{}]", container.name);
                     template::exec(&program, command, &mounts, binaries, name(pod), &field)
@@ -839,8 +848,9 @@ impl Node {
             let meta = &pod.metadata;
             let held = meta.finalizers.as_ref().is_some_and(|list| !list.is_empty());
             let running = meta.uid.as_ref().and_then(|uid| runtimes.get(uid)).is_some_and(|runtime| !runtime.ended);
-            let seen_to_end = self.nodes.get(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default())
-                != Some(&Health::Unreachable);
+            let seen_to_end =
+                self.nodes.get(pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default())
+                    != Some(&Health::Unreachable);
             if meta.deletion_timestamp.is_some() && !held && !running && seen_to_end && pod::terminal(&pod) {
                 objects.pods.remove(name(&pod))?;
             }
@@ -891,9 +901,11 @@ fn uids<'a, K: objects::Object + 'a>(objects: impl Iterator<Item = &'a K>) -> im
 
 /// Objects under deletion without pods left.
 fn childless<'a, K: objects::Object + 'a>(all: impl Iterator<Item = &'a K>, pods: &[Pod]) -> Vec<String> {
-    all.filter(|object| object.meta().deletion_timestamp.is_some() && !pods.iter().any(|pod| objects::owns(*object, pod)))
-        .map(|object| name(object).to_owned())
-        .collect()
+    all.filter(|object| {
+        object.meta().deletion_timestamp.is_some() && !pods.iter().any(|pod| objects::owns(*object, pod))
+    })
+    .map(|object| name(object).to_owned())
+    .collect()
 }
 
 fn mark_deleted(meta: &mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) {

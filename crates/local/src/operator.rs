@@ -354,12 +354,16 @@ impl Operator {
             .jobs
             .iter()
             .map(|one| (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone()))
-            .chain(self.servings.iter().map(|one| {
-                (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())
-            }))
-            .chain(self.pools.iter().map(|one| {
-                (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())
-            }));
+            .chain(
+                self.servings
+                    .iter()
+                    .map(|one| (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())),
+            )
+            .chain(
+                self.pools
+                    .iter()
+                    .map(|one| (name(one).to_owned(), objects::owner_reference(one), one.metadata.namespace.clone())),
+            );
         for (owner, reference, namespace) in owners.collect::<Vec<_>>() {
             let secret_name = build::token_secret(&owner);
             if node.objects().secrets.get(&secret_name).is_some() {
@@ -480,12 +484,22 @@ fn children(node: &Node, key: &str, uid: &str) -> Vec<Child> {
     let objects = node.objects();
     let mut all = Vec::new();
     let mine = |meta: &ObjectMeta| labelled(meta, key, uid);
-    all.extend(objects.config_maps.iter().filter(|one| mine(&one.metadata)).map(|one| Child::ConfigMap(Box::new(one.clone()))));
-    all.extend(objects.services.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Service(Box::new(one.clone()))));
     all.extend(
-        objects.stateful_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::StatefulSet(Box::new(one.clone()))),
+        objects.config_maps.iter().filter(|one| mine(&one.metadata)).map(|one| Child::ConfigMap(Box::new(one.clone()))),
     );
-    all.extend(objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))));
+    all.extend(
+        objects.services.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Service(Box::new(one.clone()))),
+    );
+    all.extend(
+        objects
+            .stateful_sets
+            .iter()
+            .filter(|one| mine(&one.metadata))
+            .map(|one| Child::StatefulSet(Box::new(one.clone()))),
+    );
+    all.extend(
+        objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))),
+    );
     all.extend(objects.jobs.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Job(Box::new(one.clone()))));
     all
 }

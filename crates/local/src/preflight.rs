@@ -113,7 +113,8 @@ pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result
     let objects = check(&text, path, &stored, volumes).map_err(Refused::Manifest)?;
     for binary in ["thresh-rollout", "thresh-trainer"] {
         if let Err(reason) = binaries.find(binary) {
-            let reason = format!("{reason}\n  fix: build it (cargo build --release --bins) or install it beside thresh");
+            let reason =
+                format!("{reason}\n  fix: build it (cargo build --release --bins) or install it beside thresh");
             return Err(Refused::Machine(Error::Spawn {
                 program: binary.into(),
                 source: std::io::Error::new(std::io::ErrorKind::NotFound, reason),
@@ -153,7 +154,10 @@ pub fn run_name(path: &Path) -> Result<String, Refused> {
     let file = path.display().to_string();
     let (objects, problems) = api::manifest::parse(&text, &file);
     let kinds: Vec<Kind> = objects.into_iter().map(|object| object.kind).collect();
-    match job_in(&kinds).and_then(|job| job.metadata.name.clone()).filter(|name| !name.is_empty() && !name.contains('/')) {
+    match job_in(&kinds)
+        .and_then(|job| job.metadata.name.clone())
+        .filter(|name| !name.is_empty() && !name.contains('/'))
+    {
         Some(name) => Ok(name),
         // Whatever is wrong was found by the reader, or else there is no RLJob at all.
         None if problems.is_empty() => Err(Refused::Manifest(vec![no_job(&file)])),

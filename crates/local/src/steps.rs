@@ -23,10 +23,8 @@ pub fn read(path: &Path) -> Result<Vec<StepRecord>> {
     let text = std::fs::read_to_string(path).at("read", path)?;
     let mut steps = BTreeMap::new();
     for (place, line) in whole_lines(&text).enumerate() {
-        let step: StepRecord = serde_json::from_str(line).map_err(|error| Error::Damaged {
-            path: path.into(),
-            reason: format!("line {}: {error}", place + 1),
-        })?;
+        let step: StepRecord = serde_json::from_str(line)
+            .map_err(|error| Error::Damaged { path: path.into(), reason: format!("line {}: {error}", place + 1) })?;
         steps.insert(step.step, step);
     }
     Ok(steps.into_values().collect())

@@ -8,14 +8,7 @@ use k8s_openapi::api::{
     batch::v1::Job,
     core::v1::{Pod, Service},
 };
-use local::{
-    Fault, Node, Notice, Options,
-    folder::Folder,
-    mount::Claims,
-    pod,
-    process::Identity,
-    template::Binaries,
-};
+use local::{Fault, Node, Notice, Options, folder::Folder, mount::Claims, pod, process::Identity, template::Binaries};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
@@ -140,14 +133,19 @@ async fn a_killed_process_comes_back_in_the_same_pod_at_the_same_address() {
     bench.until(|node| up(node, "engine-0") && up(node, "engine-1")).await;
     let (before, peer) = (bench.pod("engine-0"), bench.pod("engine-1"));
     assert!(bench.node.fault(&Fault::Signal { pod: "engine-0".into(), signal: Signal::KILL }).unwrap());
-    bench.until(|node| up(node, "engine-0") && pod::pid(node.objects().pods.get("engine-0").unwrap()) != pod::pid(&before)).await;
+    bench
+        .until(|node| {
+            up(node, "engine-0") && pod::pid(node.objects().pods.get("engine-0").unwrap()) != pod::pid(&before)
+        })
+        .await;
     let after = bench.pod("engine-0");
     assert_eq!((after.metadata.uid.as_ref(), ip(&after)), (before.metadata.uid.as_ref(), ip(&before)));
     let status = &after.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
     assert_eq!(status.restart_count, 1);
     assert_eq!(status.last_state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 137);
     assert_eq!(pod::pid(&bench.pod("engine-1")), pod::pid(&peer), "its peer did not notice");
-    let ends: Vec<_> = bench.node.notices().into_iter().filter(|notice| matches!(notice, Notice::Ended { .. })).collect();
+    let ends: Vec<_> =
+        bench.node.notices().into_iter().filter(|notice| matches!(notice, Notice::Ended { .. })).collect();
     assert_eq!(ends.len(), 1);
 }
 
@@ -160,11 +158,17 @@ async fn a_deleted_pod_of_a_set_is_replaced_at_a_new_address_and_the_hosts_file_
     assert!(bench.hosts().contains(&format!("{} engine-0.engine\n", ip(&before))));
     bench.node.delete_pod("engine-0", None, false).unwrap();
     let uid = before.metadata.uid.clone();
-    bench.until(|node| node.objects().pods.get("engine-0").is_some_and(|pod| pod.metadata.uid != uid && pod::ready(pod))).await;
+    bench
+        .until(|node| node.objects().pods.get("engine-0").is_some_and(|pod| pod.metadata.uid != uid && pod::ready(pod)))
+        .await;
     let after = bench.pod("engine-0");
     assert_ne!(ip(&after), ip(&before));
     assert!(bench.hosts().contains(&ip(&after)) && !bench.hosts().contains(&format!("{} ", ip(&before))));
-    assert_eq!(fs::read_dir(bench.folder.path().join("state/pods")).unwrap().count(), 1, "the old pod's scratch is gone");
+    assert_eq!(
+        fs::read_dir(bench.folder.path().join("state/pods")).unwrap().count(),
+        1,
+        "the old pod's scratch is gone"
+    );
 }
 
 #[tokio::test]
@@ -265,8 +269,8 @@ async fn stopping_all_gives_grace_and_asking_again_takes_it_back() {
     let mut bench = bench(1, &[("serve", SERVE), ("stubborn", stubborn)]);
     bench.set("polite", 1, "serve");
     bench.set("stubborn", 1, "stubborn");
-    let logged = |name: &'static str| move |node: &Node| {
-        fs::read_to_string(node.folder().log(name, None)).is_ok_and(|log| log.contains("up"))
+    let logged = |name: &'static str| {
+        move |node: &Node| fs::read_to_string(node.folder().log(name, None)).is_ok_and(|log| log.contains("up"))
     };
     bench.until(logged("polite-0")).await;
     bench.until(logged("stubborn-0")).await;
@@ -299,7 +303,8 @@ async fn after_kill_9_of_the_node_its_processes_are_dead_or_die_before_the_next_
         .env("NODE_TEST_FOLDER", folder.path())
         .spawn()
         .unwrap();
-    let read = |file: &str| fs::read_to_string(folder.path().join(file)).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    let read =
+        |file: &str| fs::read_to_string(folder.path().join(file)).ok().and_then(|text| text.trim().parse::<i32>().ok());
     while read("leader").is_none() || read("state/child").is_none() {
         assert!(other.try_wait().unwrap().is_none(), "the helper ended early");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,0 +1,143 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Trains language models by reinforcement learning, here as on Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "thresh", version, about, max_term_width = 100)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run an RLJob on this machine: the manifest you would `kubectl apply`. Run it again to go on where it stopped.
+    Run(Run),
+    /// Show a run, living or not.
+    Status(Status),
+    /// Draw the reward curve and print the closing line from the step records on disk.
+    Report(Report),
+    /// Write the CustomResourceDefinitions.
+    Crds(Crds),
+    /// Look into a run's durable store.
+    #[command(subcommand)]
+    Straw(Straw),
+    /// Hugging Face checkpoints.
+    #[command(subcommand)]
+    Hf(Hf),
+}
+
+/// `thresh run`
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// Manifest with one RLJob (and the ServingCluster and RolloutPool it refers to, if it does). Saving an edit while it
+    /// runs is `kubectl apply`.
+    pub file: PathBuf,
+    /// Folder that keeps the run; `./runs/NAME` by default.
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Use DIR for a PersistentVolumeClaim. By default a folder in the state folder, filled at first from
+    /// `volumes/CLAIM` beside the manifest.
+    #[arg(long = "volume", value_name = "CLAIM=DIR", value_parser = volume)]
+    pub volumes: Vec<(String, PathBuf)>,
+    /// How to show the run.
+    #[arg(long, value_enum, default_value_t = Output::Human)]
+    pub output: Output,
+    /// Plain lines, no live block (NO_COLOR does the same).
+    #[arg(long)]
+    pub no_color: bool,
+    /// Nodes to pretend; more than one matters to a RolloutPool with one worker per node, and to faults.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub nodes: u8,
+    /// End with the quickstart's closing line, and fail if it is not a good one.
+    #[arg(long, hide = true)]
+    pub quickstart_check: bool,
+}
+
+/// `thresh status`
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    /// State folder, or name of a run under `./runs`; the only run there by default.
+    pub run: Option<String>,
+    /// `json` for machines.
+    #[arg(short, long, value_enum, default_value_t = Output::Human)]
+    pub output: Output,
+}
+
+/// `thresh report`
+#[derive(Debug, clap::Args)]
+pub struct Report {
+    /// State folder, or name of a run under `./runs`; the only run there by default.
+    pub run: Option<String>,
+    /// Print the quickstart's closing line, and fail if it is not a good one.
+    #[arg(long, hide = true)]
+    pub quickstart_check: bool,
+}
+
+/// `thresh crds`
+#[derive(Debug, clap::Args)]
+pub struct Crds {
+    /// Folder to write them to; standard output by default.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// `thresh straw`
+#[derive(Debug, Subcommand)]
+pub enum Straw {
+    /// Describe packs and journal without reading payloads.
+    Inspect(StrawFolder),
+    /// Read every byte that was acknowledged, check its sums, and check that the journal keeps its rules.
+    Verify(StrawFolder),
+}
+
+/// Which store.
+#[derive(Debug, clap::Args)]
+pub struct StrawFolder {
+    /// The run's folder on its volume (with `packs` and `journal` in it), or a state folder.
+    pub folder: PathBuf,
+    /// `json` for machines.
+    #[arg(short, long, value_enum, default_value_t = Output::Human)]
+    pub output: Output,
+}
+
+/// `thresh hf`
+#[derive(Debug, Subcommand)]
+pub enum Hf {
+    /// Write a commit's weights as a Hugging Face folder.
+    Export(HfExport),
+}
+
+/// `thresh hf export`
+#[derive(Debug, clap::Args)]
+pub struct HfExport {
+    /// State folder of a run, or a folder of tiles.
+    pub folder: PathBuf,
+    /// Folder to write; must not exist.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Folder with config.json and the tokenizer; by default that of the run.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+}
+
+/// For people or for machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+fn volume(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((claim, folder)) if !claim.is_empty() && !folder.is_empty() => Ok((claim.into(), folder.into())),
+        _ => Err("expected CLAIM=DIR".into()),
+    }
+}

@@ -1,0 +1,8 @@
+//! One file a command. Each returns the exit code, or an error that ends with code 1.
+
+pub mod crds;
+pub mod hf;
+pub mod report;
+pub mod run;
+pub mod status;
+pub mod straw;

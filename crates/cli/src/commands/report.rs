@@ -1,0 +1,67 @@
+//! `thresh report`
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use control::wire::StepRecord;
+use local::{folder, status_file::StatusFile, steps};
+
+use crate::{
+    FAILED,
+    args::Report,
+    closing::{Closing, quickstart_line},
+    display::say,
+    find_run::find_run,
+    reward_svg,
+};
+
+/// Draws the curve and prints the closing line.
+pub fn report(args: Report) -> Result<u8> {
+    let state = find_run(args.run.as_deref())?;
+    let status = status_of(&state)?;
+    let steps = steps_of(&status.run_dir)?;
+    let curve = draw(&state, &status.name, &steps)?;
+    say(&format!("curve {}", curve.display()));
+    let (ok, line) = closing_line(&steps, args.quickstart_check);
+    say(&line);
+    Ok(if ok { 0 } else { FAILED })
+}
+
+/// The status file of a state folder.
+pub fn status_of(state: &Path) -> Result<StatusFile> {
+    let path = state.join("status.json");
+    folder::read_json::<StatusFile>(&path)?.with_context(|| {
+        format!(
+            "{}: not there yet\n  fix: the run has not got that far; look at {}",
+            path.display(),
+            state.join("logs").display()
+        )
+    })
+}
+
+/// The steps on record; none at all before the first one.
+pub fn steps_of(run_dir: &Path) -> Result<Vec<StepRecord>> {
+    let path = run_dir.join(steps::FILE);
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    Ok(steps::read(&path)?)
+}
+
+/// Draws `reward.svg` in the state folder.
+pub fn draw(state: &Path, name: &str, steps: &[StepRecord]) -> Result<PathBuf> {
+    let path = state.join("reward.svg");
+    folder::replace(&path, reward_svg::draw(name, steps)?.as_bytes())?;
+    Ok(path)
+}
+
+/// The last line, and whether it is a good one.
+pub fn closing_line(steps: &[StepRecord], quickstart: bool) -> (bool, String) {
+    if quickstart {
+        return quickstart_line(steps);
+    }
+    match Closing::of(steps) {
+        Some(closing) => (true, format!("done: {closing}")),
+        None => (true, "done: no step of reinforcement is on record".into()),
+    }
+}

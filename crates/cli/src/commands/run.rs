@@ -1,0 +1,207 @@
+//! `thresh run`
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use local::{
+    folder,
+    node::seeds_beside,
+    preflight::{self, Checked, Refused, Volumes},
+    run::{Command, Finish, Run as LocalRun, Setup},
+    status_file::StatusFile,
+    template::Binaries,
+};
+use serde_json::json;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+
+use crate::{
+    FAILED, STOPPED, WRONG,
+    args::Run,
+    commands::report::{closing_line, draw, steps_of},
+    display::{Display, complain, say},
+    view,
+};
+
+/// Runs an RLJob to its end, or until it is stopped.
+pub fn run(args: Run) -> Result<u8> {
+    let (checked, volumes, binaries) = match check(&args) {
+        Ok(good) => good,
+        Err(Refused::Manifest(problems)) => {
+            complain(api::render(&problems).trim_end());
+            return Ok(WRONG);
+        }
+        Err(Refused::Machine(error)) => {
+            complain(&format!("error: {error}"));
+            return Ok(WRONG);
+        }
+    };
+    let setup = Setup {
+        checked,
+        volumes,
+        binaries,
+        nodes: args.nodes.into(),
+        settings: plan::Settings::laptop(),
+        env: environment(),
+    };
+    // One thread drives the node; the others only serve probes, polls and clocks.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(drive(setup, &args))
+}
+
+fn check(args: &Run) -> Result<(Checked, Volumes, Binaries), Refused> {
+    let given: BTreeMap<String, PathBuf> = args.volumes.iter().cloned().collect();
+    let state = match &args.state {
+        Some(state) => state.clone(),
+        None => Path::new("runs").join(preflight::run_name(&args.file)?),
+    };
+    // A wrong --volume is found here and not after the state folder was made.
+    local::mount::Claims::new(given.clone(), None)?;
+    let volumes = Volumes { given, seeds: seeds_beside(&args.file), state };
+    let binaries = Binaries::beside_this_one()?;
+    let checked = preflight::check_file(&args.file, &volumes, &binaries)?;
+    Ok((checked, volumes, binaries))
+}
+
+/// Pods log for people here, unless the person at the keyboard wants JSON.
+fn environment() -> BTreeMap<String, String> {
+    let log = std::env::var("THRESH_LOG").unwrap_or_else(|_| "human".into());
+    BTreeMap::from([("THRESH_LOG".into(), log), ("NO_COLOR".into(), "1".into())])
+}
+
+async fn drive(setup: Setup, args: &Run) -> Result<u8> {
+    let state = setup.volumes.state.clone();
+    let (orders, commands) = mpsc::channel(16);
+    let (updates, mut inbox) = mpsc::unbounded_channel();
+    let mut run = match LocalRun::start(setup, commands, updates) {
+        Ok(run) => run,
+        Err(error @ local::Error::Busy { .. }) => {
+            complain(&format!("error: {error}"));
+            return Ok(WRONG);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut display = Display::new(args.output, args.no_color);
+    if let Some(job) = run.job() {
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        display.header(&view::header(job, &uid, &state));
+    }
+    let stopper = tokio::spawn(stop_by_hand(orders));
+    let shown = tokio::spawn(async move {
+        while let Some(update) = inbox.recv().await {
+            display.update(update);
+        }
+        display
+    });
+    let finish = run.drive().await;
+    stopper.abort();
+    let last_words = run.last_words();
+    let run_dir = run.run_dir()?;
+    // The updates end with the run, and the display has shown them all then.
+    drop(run);
+    let display = shown.await.context("the display failed")?;
+    display.finish();
+    conclude(&state, &run_dir, finish?, &last_words, &display, args)
+}
+
+/// Ctrl-C, SIGTERM and a closed terminal ask for a checkpoint; asked again, everything stops at once.
+async fn stop_by_hand(orders: mpsc::Sender<Command>) {
+    let mut asked = false;
+    let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()), signal(SignalKind::hangup()))
+    else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+        let order = if asked { Command::Kill } else { Command::Suspend };
+        asked = true;
+        if orders.send(order).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn conclude(
+    state: &Path,
+    run_dir: &Path,
+    finish: Finish,
+    last_words: &[String],
+    display: &Display,
+    args: &Run,
+) -> Result<u8> {
+    let mut status = folder::read_json::<StatusFile>(&state.join("status.json"))?.unwrap_or_default();
+    let steps = steps_of(run_dir)?;
+    let curve = draw(state, &status.name, &steps)?;
+    let complete = finish == Finish::Complete;
+    let (good, line) = closing_line(&steps, args.quickstart_check && complete);
+    status.curve = Some(curve.clone());
+    status.closing = complete.then(|| line.clone());
+    folder::replace_json(&state.join("status.json"), &status)?;
+    let code = match &finish {
+        Finish::Complete if good => 0,
+        Finish::Complete | Finish::Failed(..) => FAILED,
+        Finish::Suspended | Finish::Killed => STOPPED,
+    };
+    if display.is_json() {
+        let end = json!({
+            "type": "end", "exitCode": code, "ended": status.ended, "model": status.model, "curve": curve,
+            "status": state.join("status.json"), "closing": status.closing,
+        });
+        say(&end.to_string());
+        if args.quickstart_check && complete {
+            say(&line);
+        }
+        return Ok(code);
+    }
+    match finish {
+        Finish::Complete => {}
+        Finish::Failed(reason, message) => complain(&failure(&status, state, &reason, &message, last_words)),
+        Finish::Suspended | Finish::Killed => {
+            let step = status.job.progress.as_ref().and_then(|progress| progress.last_checkpoint_step);
+            let kept = step.map_or("nothing is committed yet".into(), |step| format!("committed up to step {step}"));
+            let how = if finish == Finish::Killed { "stopped at once" } else { "stopped" };
+            say(&format!("{how}; {kept}; run the same command again to go on"));
+        }
+    }
+    if let Some(model) = &status.model {
+        say(&format!("model   {}", model.display()));
+    }
+    say(&format!("curve   {}", curve.display()));
+    say(&format!("status  {}", state.join("status.json").display()));
+    if complete {
+        say(&line);
+    } else if args.quickstart_check {
+        say(&format!("quickstart: failed, the run {}", status.ended.as_deref().unwrap_or("did not end")));
+    }
+    Ok(code)
+}
+
+/// The component, the attempt, the rank that failed first, its last lines, and what is kept.
+fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_words: &[String]) -> String {
+    let mut lines = vec![format!("error: {} failed: {reason}: {message}", status.name)];
+    if let Some(last) = &status.job.last_attempt {
+        let rank = last.rank.map_or(String::new(), |rank| format!(", first to fail: pod {rank}"));
+        let pod = last.pod_name.as_ref().map_or(String::new(), |pod| format!(" ({pod})"));
+        let how = last.message.lines().next().unwrap_or_default();
+        lines.push(format!("  trainer attempt {}{rank}{pod}: {how}", last.id));
+        lines.extend(last_words.iter().map(|line| format!("    | {line}")));
+        if let Some(pod) = &last.pod_name {
+            lines.push(format!("  log: {}", state.join("logs").join(format!("{pod}.log")).display()));
+        }
+    }
+    let step = status.job.progress.as_ref().and_then(|progress| progress.last_checkpoint_step);
+    let commit = step.map_or("no commit".into(), |step| format!("the commit at step {step}"));
+    lines.push(format!("  kept: {commit}, all finished groups and {} in {}", "the journal", status.run_dir.display()));
+    lines.push("  fix: mend the cause, set a new spec.restart.token in the manifest, and run it again".into());
+    lines.join("\n")
+}
