@@ -196,7 +196,7 @@ mod tests {
             assert_eq!(one.iter().map(|u| u.rollouts).sum::<u64>(), rollouts.len() as u64);
             assert_eq!(
                 one.iter().map(|u| u.loss_tokens).sum::<u64>(),
-                samples.iter().map(|s| u64::from(s.loss_tokens)).sum()
+                samples.iter().map(|s| u64::from(s.loss_tokens)).sum::<u64>()
             );
         }
     }
