@@ -87,3 +87,24 @@ impl EngineOptions {
         Duration::from_secs(self.control_timeout_secs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: EngineOptions,
+    }
+
+    #[test]
+    fn what_a_flag_leaves_out_is_what_new_gives() {
+        let mut flags = Line::parse_from(["engine", "--model-path", "m"]).options;
+        // From the environment, which is not this test's.
+        flags.api_key = None;
+        let new = EngineOptions::new(flags.listen, "m".into());
+        assert_eq!(format!("{flags:?}"), format!("{new:?}"));
+    }
+}

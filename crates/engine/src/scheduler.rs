@@ -409,7 +409,9 @@ impl Scheduler {
                 }
             }
             let needed = pages_for(sequence.tokens.len() + 1).min(self.pages.count()) - self.found.len();
-            if needed + promised > self.pages.free() + self.pages.idle() {
+            // One that had to go already waits until the others can grow a little, or it would soon go again.
+            let spare = if sequence.retractions > 0 { self.running.len() } else { 0 };
+            if needed + promised + spare > self.pages.free() + self.pages.idle() {
                 for page in self.found.drain(..) {
                     self.pages.release(page);
                 }

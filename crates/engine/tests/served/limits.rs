@@ -156,3 +156,15 @@ async fn broken_weights_are_said_and_break_nothing_else() {
     assert_eq!(engine.update(good.path(), "good", true).await.0, 200);
     assert_eq!(output_ids(&engine.generate(body("a", 5)).await).len(), 5);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_scheduler_ends_the_engine_and_says_so() {
+    let folder = model_folder(20);
+    let mut options = engine::EngineOptions::new("127.0.0.1:0".parse().unwrap(), folder.path().to_owned());
+    options.kv_cache_mib = 16;
+    // An idle scheduler is silent for longer than that.
+    options.watchdog_timeout_secs = 0;
+    let engine = engine::Engine::start(options).await.unwrap();
+    let error = engine.run_until(std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("the scheduler stopped: no iteration ended within 0 s"), "{error}");
+}
