@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use models::{HfPiece, ParamSpec, ParamStore};
 use parallel::{DistOptimizer, Groups};
@@ -43,6 +44,16 @@ pub struct Checkpoint {
     index: TileIndex,
     meta: Meta,
     files: BTreeMap<String, SafetensorsFile>,
+    /// The tile read last. A flat range cuts a tile into up to three rectangles, one after the other.
+    last: Mutex<Option<ReadTile>>,
+}
+
+/// A tile that was read and checked.
+#[derive(Debug)]
+struct ReadTile {
+    file: String,
+    key: String,
+    bytes: Arc<Vec<u8>>,
 }
 
 impl Checkpoint {
@@ -71,7 +82,7 @@ impl Checkpoint {
                 files.insert(tile.file.clone(), SafetensorsFile::open(&folder.join(&tile.file))?);
             }
         }
-        let checkpoint = Checkpoint { folder: folder.to_owned(), index, meta, files };
+        let checkpoint = Checkpoint { folder: folder.to_owned(), index, meta, files, last: Mutex::new(None) };
         checkpoint.check_tiles()?;
         Ok(checkpoint)
     }
@@ -131,6 +142,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    fn whole_tile(&self, tile: &Tile, len: usize) -> Result<Arc<Vec<u8>>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(read) = last.as_ref().filter(|r| (&r.file, &r.key) == (&tile.file, &tile.key)) {
+            return Ok(read.bytes.clone());
+        }
+        let mut bytes = vec![0; len];
+        self.read_tile(tile, &mut bytes)?;
+        let bytes = Arc::new(bytes);
+        *last = Some(ReadTile { file: tile.file.clone(), key: tile.key.clone(), bytes: bytes.clone() });
+        Ok(bytes)
+    }
+
     fn entry(&self, name: &str, shape: &[usize], dtype: DType) -> Result<&TensorEntry> {
         let Some(entry) = self.index.tensors.get(name) else {
             return Err(Error::Missing { path: self.folder.clone(), names: vec![name.to_owned()], hint: "" });
@@ -157,8 +180,7 @@ impl Checkpoint {
                 break;
             }
             if rect.intersect(part).is_some() {
-                let mut bytes = vec![0; rect.numel() * dtype.size()];
-                self.read_tile(tile, &mut bytes)?;
+                let bytes = self.whole_tile(tile, rect.numel() * dtype.size())?;
                 copy_shared(&bytes, &rect, &mut out, part, dtype.size());
             }
         }

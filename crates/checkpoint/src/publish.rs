@@ -184,13 +184,14 @@ pub fn publish(disk: &dyn Disk, to: &PublishTo, groups: &Groups, be: &dyn Backen
     let files = plan(store.specs(), to);
     let (dp, tp) = (&*groups.dp, &*groups.tp);
     let mine = files.iter().enumerate().filter(|(at, _)| at % dp.size() == dp.rank());
+    let mut slices = Slices { be, store, last: None };
     let mut outcome = Ok(());
     for (at, tensors) in mine {
         let path = temporary(to.folder).join(file_name(at, files.len()));
         outcome = if tp.rank() == 0 {
-            write_file(disk, &path, tensors, &mut |t| assemble(tp, be, store, t))
+            write_file(disk, &path, tensors, &mut |t| slices.assemble(tp, t))
         } else {
-            tensors.iter().try_for_each(|t| hand_over(tp, be, store, t))
+            tensors.iter().try_for_each(|t| slices.hand_over(tp, t))
         };
         // The others of this tensor parallel group go on to the next file only if the first could write this one.
         outcome = agree(tp, outcome);
@@ -202,36 +203,53 @@ pub fn publish(disk: &dyn Disk, to: &PublishTo, groups: &Groups, be: &dyn Backen
     agree(world, if first { complete(disk, to, &files) } else { Ok(()) })
 }
 
-/// This rank's slice of a parameter, in the type of the folder.
-fn local(be: &dyn Backend, store: &ParamStore, t: &Planned) -> Result<(Rect, Vec<u8>)> {
-    let entry = &store.layout().entries[t.param];
-    let bytes = download(be, &store.flat().flat(entry.offset, entry.rect.numel())?)?;
-    Ok((entry.rect.clone(), convert(be, bytes, store.dtype(), t.dtype)?))
+/// This rank's slices of the parameters, in the types of the folder. A fused parameter is several tensors of the folder
+/// in a row, so the last slice is kept.
+struct Slices<'a> {
+    be: &'a dyn Backend,
+    store: &'a ParamStore,
+    last: Option<(usize, DType, Vec<u8>)>,
 }
 
-/// The first tensor parallel rank: puts a tensor together from everybody's slices.
-fn assemble(tp: &dyn Comm, be: &dyn Backend, store: &ParamStore, t: &Planned) -> Result<Vec<u8>> {
-    let size = t.dtype.size();
-    let mut out = vec![0; t.piece.rect.numel() * size];
-    let (rect, bytes) = local(be, store, t)?;
-    copy_shared(&bytes, &rect, &mut out, &t.piece.rect, size);
-    for rank in 1..tp.size() {
-        let Some(theirs) = handed_over(t, rank, tp.size())? else { continue };
-        let incoming = Tensor::empty(be, DType::U8, &[theirs.numel() * size], Tag::Work)?;
-        tp.recv(Stream::COMPUTE, &incoming, rank)?;
-        copy_shared(&download(be, &incoming)?, &theirs, &mut out, &t.piece.rect, size);
+impl Slices<'_> {
+    fn of(&mut self, t: &Planned) -> Result<(&Rect, &[u8])> {
+        let rect = &self.store.layout().entries[t.param].rect;
+        let bytes = match self.last.take() {
+            Some((param, dtype, bytes)) if (param, dtype) == (t.param, t.dtype) => bytes,
+            _ => {
+                let offset = self.store.layout().entries[t.param].offset;
+                let bytes = download(self.be, &self.store.flat().flat(offset, rect.numel())?)?;
+                convert(self.be, bytes, self.store.dtype(), t.dtype)?
+            }
+        };
+        let (_, _, bytes) = self.last.insert((t.param, t.dtype, bytes));
+        Ok((rect, bytes))
     }
-    Ok(out)
-}
 
-/// Any other tensor parallel rank: sends what it holds of a tensor.
-fn hand_over(tp: &dyn Comm, be: &dyn Backend, store: &ParamStore, t: &Planned) -> Result<()> {
-    let Some(part) = handed_over(t, tp.rank(), tp.size())? else { return Ok(()) };
-    let (rect, bytes) = local(be, store, t)?;
-    let mut out = vec![0; part.numel() * t.dtype.size()];
-    copy_shared(&bytes, &rect, &mut out, &part, t.dtype.size());
-    let outgoing = Tensor::from_slice(be, &out, &[out.len()], Tag::Work)?;
-    Ok(tp.send(Stream::COMPUTE, &outgoing, 0)?)
+    /// The first tensor parallel rank: puts a tensor together from everybody's slices.
+    fn assemble(&mut self, tp: &dyn Comm, t: &Planned) -> Result<Vec<u8>> {
+        let size = t.dtype.size();
+        let mut out = vec![0; t.piece.rect.numel() * size];
+        let (rect, bytes) = self.of(t)?;
+        copy_shared(bytes, rect, &mut out, &t.piece.rect, size);
+        for rank in 1..tp.size() {
+            let Some(theirs) = handed_over(t, rank, tp.size())? else { continue };
+            let incoming = Tensor::empty(self.be, DType::U8, &[theirs.numel() * size], Tag::Work)?;
+            tp.recv(Stream::COMPUTE, &incoming, rank)?;
+            copy_shared(&download(self.be, &incoming)?, &theirs, &mut out, &t.piece.rect, size);
+        }
+        Ok(out)
+    }
+
+    /// Any other tensor parallel rank: sends what it holds of a tensor.
+    fn hand_over(&mut self, tp: &dyn Comm, t: &Planned) -> Result<()> {
+        let Some(part) = handed_over(t, tp.rank(), tp.size())? else { return Ok(()) };
+        let (rect, bytes) = self.of(t)?;
+        let mut out = vec![0; part.numel() * t.dtype.size()];
+        copy_shared(bytes, rect, &mut out, &part, t.dtype.size());
+        let outgoing = Tensor::from_slice(self.be, &out, &[out.len()], Tag::Work)?;
+        Ok(tp.send(Stream::COMPUTE, &outgoing, 0)?)
+    }
 }
 
 /// What rank `rank` sends of a tensor: nothing if the first rank holds all of it.
@@ -243,6 +261,9 @@ fn handed_over(t: &Planned, rank: usize, size: usize) -> Result<Option<Rect>> {
     Ok(shared(t.piece, &rect).map(|(ours, _)| ours))
 }
 
+/// The bytes of a tensor of the folder, in its type there.
+pub(crate) type BytesOf<'a> = dyn FnMut(&ParamSpec, &HfPiece, DType) -> Result<Vec<u8>> + 'a;
+
 /// Writes a model folder in one process, from whatever yields the bytes of each tensor in its type in the folder (for
 /// instance the tiles of a checkpoint).
 ///
@@ -252,7 +273,7 @@ pub(crate) fn publish_from(
     disk: &dyn Disk,
     to: &PublishTo,
     specs: &[ParamSpec],
-    bytes_of: &mut dyn FnMut(&ParamSpec, &HfPiece, DType) -> Result<Vec<u8>>,
+    bytes_of: &mut BytesOf<'_>,
 ) -> Result<()> {
     begin(disk, to)?;
     let files = plan(specs, to);

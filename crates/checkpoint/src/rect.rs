@@ -170,7 +170,7 @@ mod tests {
         let parts = split(&whole, 13);
         assert_eq!(parts.iter().map(|p| p.shape[0]).collect::<Vec<_>>(), [3, 3, 3, 1]);
         assert_eq!(parts[1].offset, [6, 2]);
-        assert_eq!(split(&whole, 40), [whole.clone()]);
+        assert_eq!(split(&whole, 40), std::slice::from_ref(&whole));
         assert_eq!(split(&whole, 1).len(), 10, "a row is never cut");
         let deep = split(&rect(&[2, 0, 0], &[1, 6, 4]), 8);
         assert_eq!(deep.iter().map(|p| p.offset[1]).collect::<Vec<_>>(), [0, 2, 4]);

@@ -341,3 +341,53 @@ fn an_optimizer_made_from_loaded_weights_has_the_loaded_masters() {
         }
     });
 }
+
+/// A gated layer of eight rows whose gate rows hold 0..7 and whose up rows hold 100..107.
+fn gated() -> Vec<models::ParamSpec> {
+    let mut specs = models::param_specs(&config(true));
+    specs.retain(|s| s.name == "layers.0.mlp.gate_up");
+    specs[0].shape = vec![2, 8, 1];
+    for (i, piece) in specs[0].hf.iter_mut().enumerate() {
+        piece.shape = vec![8, 1];
+        piece.rect = checkpoint::Rect { offset: vec![i, 0, 0], shape: vec![1, 8, 1] };
+    }
+    specs
+}
+
+#[test]
+fn gate_and_up_stay_apart_when_a_gated_mlp_is_resharded() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a");
+    on_ranks((1, 4), |g| {
+        let tp = g.tp.rank();
+        let rank = Rank::of_specs(g, gated(), DType::F32);
+        let rows = [0.0, 1.0, 100.0, 101.0].map(|x| x + 2.0 * tp as f32);
+        for piece in rank.optimizer.owned() {
+            let owned: Vec<f32> = piece.flat.clone().map(|i| rows.get(i).copied().unwrap_or(0.0)).collect();
+            for t in [&piece.master, &piece.m] {
+                rank.be.upload(Stream::COMPUTE, t, bytes_of(&owned).as_slice()).unwrap();
+            }
+        }
+        rank.optimizer.weights_from_masters().unwrap();
+        rank.save(&folder, 1).unwrap();
+    });
+    for tp in [1, 2, 8] {
+        let ranks = on_ranks((1, tp), |g| {
+            let mut rank = Rank::of_specs(g, gated(), DType::F32);
+            rank.load(&folder, None).unwrap();
+            let n = 16 / tp;
+            let read = |t: &tensor::Tensor| t.flat(0, n).unwrap().to_vec::<f32>(&*rank.be).unwrap();
+            let owned = rank.optimizer.owned().next().unwrap();
+            assert_eq!(read(&owned.m), read(&owned.master));
+            read(rank.store.flat())
+        });
+        let half = |first: usize| ranks.iter().flat_map(move |r| r[first * 8 / tp..][..8 / tp].to_vec());
+        let gathered: Vec<f32> = half(0).chain(half(1)).collect();
+        let want: Vec<f32> = (0..8).chain(100..108).map(|x| x as f32).collect();
+        assert_eq!(gathered, want, "tp {tp}");
+    }
+}
+
+fn bytes_of(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_le_bytes()).collect()
+}

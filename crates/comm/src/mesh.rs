@@ -43,6 +43,7 @@ impl TcpTransport {
                 continue;
             };
             stream.set_nodelay(true)?;
+            keep_alive(&stream)?;
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(WRITE_POLL))?;
             let (reader, socket) = (stream.try_clone()?, stream.try_clone()?);
@@ -103,6 +104,17 @@ impl TcpTransport {
         }
         Ok(())
     }
+}
+
+/// A killed process closes its connections; a node that is gone says nothing. An idle connection to it breaks after
+/// about half a minute; a wait with bytes still unacknowledged ends at its own deadline.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
 }
 
 /// Moves everything a peer sends into the inbox, until it leaves.

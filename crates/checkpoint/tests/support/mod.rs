@@ -67,9 +67,13 @@ pub struct Rank {
 impl Rank {
     /// Zero weights and moments.
     pub fn new(groups: Groups, config: &ModelConfig, dtype: DType) -> Rank {
+        Rank::of_specs(groups, param_specs(config), dtype)
+    }
+
+    pub fn of_specs(groups: Groups, specs: Vec<models::ParamSpec>, dtype: DType) -> Rank {
         let be: Arc<dyn Backend> =
             if dtype == DType::F32 { Arc::new(CpuBackend::new(1)) } else { Arc::new(ReferenceBackend::new()) };
-        let store = ParamStore::new(&*be, param_specs(config), dtype, groups.tp.rank(), groups.tp.size()).unwrap();
+        let store = ParamStore::new(&*be, specs, dtype, groups.tp.rank(), groups.tp.size()).unwrap();
         let optimizer = new_optimizer(&groups, &be, &store);
         Rank { groups, be, store, optimizer }
     }

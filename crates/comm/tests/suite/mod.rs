@@ -1,7 +1,7 @@
 //! What every transport must do. Run over threads and over processes by the tests beside this folder.
 
 use comm::Group;
-use tensor::{Comm, DType, Element, ReferenceBackend, Stream, Tag, Tensor};
+use tensor::{Backend, Comm, CpuBackend, DType, Element, ReferenceBackend, Stream, Tag, Tensor};
 
 const S: Stream = Stream::COMPUTE;
 
@@ -11,11 +11,11 @@ pub fn addend(rank: usize, i: usize) -> f64 {
     scale * (1.0 + (rank * 31 + i * 7 % 13) as f64 / 17.0)
 }
 
-fn tensor<T: Element>(be: &ReferenceBackend, data: &[T]) -> Tensor {
+fn tensor<T: Element>(be: &dyn Backend, data: &[T]) -> Tensor {
     Tensor::from_slice(be, data, &[data.len()], Tag::Work).unwrap()
 }
 
-fn moves(be: &ReferenceBackend, g: &dyn Comm) {
+fn moves(be: &dyn Backend, g: &dyn Comm) {
     let (me, n) = (g.rank(), g.size());
     // all_gather, also in place, also of types no sum knows
     for len in [1usize, 3, 1000] {
@@ -68,7 +68,7 @@ fn moves(be: &ReferenceBackend, g: &dyn Comm) {
 }
 
 /// Every sum equals the sum in rank order, to the bit. Returns the bits of one, to compare transports.
-fn sums(be: &ReferenceBackend, g: &dyn Comm) -> Vec<u64> {
+fn sums(be: &dyn Backend, g: &dyn Comm) -> Vec<u64> {
     let (me, n) = (g.rank(), g.size());
     let mut bits = Vec::new();
     for len in [1usize, 24, 8192] {
@@ -89,11 +89,31 @@ fn sums(be: &ReferenceBackend, g: &dyn Comm) -> Vec<u64> {
     bits
 }
 
+/// The same in f32, as training does it.
+fn sums_f32(be: &dyn Backend, g: &dyn Comm) {
+    let (me, n) = (g.rank(), g.size());
+    for len in [1usize, 24, 8192] {
+        let len = len.next_multiple_of(n);
+        let x = |rank: usize, i: usize| addend(rank, i) as f32;
+        let want: Vec<u32> = (0..len).map(|i| (1..n).fold(x(0, i), |sum, r| sum + x(r, i)).to_bits()).collect();
+        let bits = |t: &Tensor| t.to_vec::<f32>(be).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let mine: Vec<f32> = (0..len).map(|i| x(me, i)).collect();
+        let piece = Tensor::empty(be, DType::F32, &[len / n], Tag::Work).unwrap();
+        g.reduce_scatter(be, S, &tensor(be, &mine), &piece).unwrap();
+        assert_eq!(bits(&piece), want[me * len / n..][..len / n], "reduce_scatter of {len}");
+        let t = tensor(be, &mine);
+        g.all_reduce(be, S, &t).unwrap();
+        assert_eq!(bits(&t), want, "all_reduce of {len}");
+    }
+}
+
 /// The whole suite on a world of four ranks: the world itself, its two kinds of subgroups, and both at once.
 pub fn run(world: Group) -> Vec<u64> {
     let be = ReferenceBackend::new();
     moves(&be, &world);
     let bits = sums(&be, &world);
+    let cpu = CpuBackend::new(1);
+    sums_f32(&cpu, &world);
     let me = world.world_rank();
     let tp = world.split("tp", &[me / 2 * 2, me / 2 * 2 + 1]).unwrap();
     let dp = world.split("dp", &[me % 2, me % 2 + 2]).unwrap();
@@ -101,6 +121,7 @@ pub fn run(world: Group) -> Vec<u64> {
     for group in [&tp, &dp] {
         moves(&be, group);
         sums(&be, group);
+        sums_f32(&cpu, group);
     }
     // Two groups may be used from two threads at once.
     std::thread::scope(|s| {
