@@ -45,7 +45,10 @@ impl Gauges {
             clip_fraction: gauge("clip_fraction", "Share of clipped tokens of the last batch")?,
             grad_norm: gauge("grad_norm", "Global gradient norm of the last update before clipping")?,
             lr: gauge("lr", "Learning rate of the last update")?,
-            gap_max: gauge("logprob_gap_max", "Largest |trainer - engine| log-prob difference of the last batch, nats")?,
+            gap_max: gauge(
+                "logprob_gap_max",
+                "Largest |trainer - engine| log-prob difference of the last batch, nats",
+            )?,
             gap_tokens: counter("logprob_gap_tokens", "Tokens whose trainer and engine log-probs were compared")?,
             tokens: counter("tokens", "Tokens trained on, prompts included")?,
             batches: counter("batches", "Batches learnt")?,

@@ -31,9 +31,9 @@ pub fn run(local: &Local) -> u8 {
         tracing::error!("the launcher (process {}) is gone already", local.launcher);
         return exit::PEER_FAILED;
     }
-    let outcome = set_up(local).map_err(|e| (exit::USER_MUST_ACT, format!("rank {}: {e:#}", local.rank))).and_then(
-        |(runtime, rank)| rank.run(&runtime).map_err(|failure| (failure.exit_code(), failure.to_string())),
-    );
+    let outcome = set_up(local)
+        .map_err(|e| (exit::USER_MUST_ACT, format!("rank {}: {e:#}", local.rank)))
+        .and_then(|(runtime, rank)| rank.run(&runtime).map_err(|failure| (failure.exit_code(), failure.to_string())));
     match outcome {
         Ok(Ended::Finished) => exit::COMPLETE,
         Ok(Ended::Stopped) => exit::STOPPED,
@@ -74,7 +74,8 @@ fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
     });
     // One door per pod: that of its first rank.
     if local.local_rank == 0 {
-        let address: IpAddr = pod.identity.address.parse().with_context(|| format!("POD_IP={}", pod.identity.address))?;
+        let address: IpAddr =
+            pod.identity.address.parse().with_context(|| format!("POD_IP={}", pod.identity.address))?;
         let address = SocketAddr::new(address, pod.port);
         let listener = runtime
             .block_on(tokio::net::TcpListener::bind(address))
@@ -140,9 +141,10 @@ fn meeting(local: &Local, pod: &Pod, names: &Names, runtime: &Runtime) -> Result
     let (names, handle, master) = (names.clone(), runtime.handle().clone(), pod.master.clone());
     let resolve = move || {
         let found = handle.block_on(names.lookup_endpoint(&master))?;
-        found.first().copied().ok_or_else(|| {
-            std::io::Error::new(std::io::ErrorKind::NotFound, format!("{master} has no address yet"))
-        })
+        found
+            .first()
+            .copied()
+            .ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, format!("{master} has no address yet")))
     };
     Ok(TcpConfig {
         run_uid: pod.run.clone(),
@@ -160,8 +162,7 @@ fn meeting(local: &Local, pod: &Pod, names: &Names, runtime: &Runtime) -> Result
 
 /// A name no other process has: a claim repeated after a lost reply is told from a new process's by it.
 fn incarnation() -> String {
-    let started = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
+    let started =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     format!("{}-{started:x}", std::process::id())
 }

@@ -197,7 +197,7 @@ impl Faults {
     }
 }
 
-/// The file system, with a point in the middle of what is written: in each file after two writes, a header and a tensor.
+/// The file system, with a point in the middle of each file's first write.
 pub(crate) struct FaultyDisk<'a> {
     faults: &'a Faults,
     point: Point,
@@ -219,7 +219,7 @@ impl Disk for FaultyDisk<'_> {
         if self.faults.mine.is_empty() {
             return Ok(file);
         }
-        Ok(Box::new(FaultyFile { file, faults: self.faults.clone(), point: self.point, writes: 0 }))
+        Ok(Box::new(FaultyFile { file, faults: self.faults.clone(), point: self.point, struck: false }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -239,16 +239,17 @@ struct FaultyFile {
     file: Box<dyn DiskFile>,
     faults: Faults,
     point: Point,
-    writes: u64,
+    struck: bool,
 }
 
 impl DiskFile for FaultyFile {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.writes == 2 {
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        self.file.write_all(first)?;
+        if !std::mem::replace(&mut self.struck, true) {
             self.faults.at(self.point).map_err(io::Error::other)?;
         }
-        self.writes += 1;
-        self.file.write_all(bytes)
+        self.file.write_all(second)
     }
 
     fn sync(&mut self) -> io::Result<()> {

@@ -42,6 +42,8 @@ pub struct Link {
     trainer_epoch: TrainerEpoch,
     poll_ms: u64,
     away: Option<Away>,
+    /// The last report, until the next: a new conductor may not have it.
+    reported: Option<(u64, Report)>,
     pulse: Arc<Pulse>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -90,7 +92,7 @@ impl Link {
         ));
         let poll_ms = POLL_MS_MAX.min(reply.heartbeat_timeout_ms / 3).max(1);
         let (run, trainer_epoch) = (request.run.clone(), reply.trainer_epoch);
-        Ok((Self { config, run, trainer_epoch, poll_ms, away: None, pulse, task }, reply))
+        Ok((Self { config, run, trainer_epoch, poll_ms, away: None, reported: None, pulse, task }, reply))
     }
 
     /// This attempt's epoch.
@@ -113,6 +115,7 @@ impl Link {
                     tracing::info!(waited_s = away.since.elapsed().as_secs(), "the conductor answers again");
                 }
                 return match reply.work {
+                    Some(work) if work.seq == done => self.offer_again(done),
                     Some(work) if work.seq != done + 1 => {
                         Err(Error::Order { what: format!("order {} came after order {done}", work.seq) })
                     }
@@ -138,9 +141,24 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Superseded`], [`Error::Refused`], [`Error::Unreachable`].
-    pub fn report(&self, seq: u64, report: Report) -> Result<(), Error> {
+    pub fn report(&mut self, seq: u64, report: Report) -> Result<(), Error> {
         let request = ReportRequest { run: self.run.clone(), trainer_epoch: self.trainer_epoch, seq, report };
-        waiting(&self.config, "report", || self.config.client.report(&request)).map(drop)
+        waiting(&self.config, "report", || self.config.client.report(&request))?;
+        self.reported = Some((seq, request.report));
+        Ok(())
+    }
+
+    /// The conductor gave out an order that was reported: a superseded one took the report, and its successor's journal
+    /// lacks it. The work is done, so it is only told again.
+    fn offer_again(&mut self, done: u64) -> Result<(Option<Work>, Option<String>), Error> {
+        match self.reported.take() {
+            Some((seq, report)) if seq == done => {
+                tracing::warn!(seq, "the conductor lacks this report: offering it again");
+                self.report(seq, report)?;
+                Ok((None, Some(format!("report {seq} was offered again"))))
+            }
+            _ => Err(Error::Order { what: format!("order {done} again, which was never reported") }),
+        }
     }
 
     /// While the guard lives, the conductor is polled in the background so that it knows we are at work on the order after

@@ -163,7 +163,7 @@ impl Loop {
             let report = trainer.obey(&work.order)?;
             self.faults.at(Point::BeforeReport)?;
             drop(busy);
-            if let Some(link) = &self.link {
+            if let Some(link) = &mut self.link {
                 link.report(work.seq, report.clone())?;
             }
             self.faults.at(Point::AfterReport)?;

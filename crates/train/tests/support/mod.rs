@@ -232,6 +232,8 @@ pub struct Desk {
     pub fenced: bool,
     /// Refuse this many calls as unavailable first.
     pub away: u64,
+    /// Acknowledge this report once without keeping it, as a conductor does that has been superseded.
+    pub forget: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -298,8 +300,10 @@ async fn next(State(s): State<Served>, Json(request): Json<NextRequest>) -> Resp
     }
     assert_eq!(request.trainer_epoch, s.epoch);
     desk.polls += 1;
-    let order = desk.orders.get(request.done as usize).cloned();
-    let work = order.map(|order| Work { seq: request.done + 1, order });
+    // What follows what is on record, whatever the caller believes to have reported.
+    let done = request.done.min(desk.reports.len() as u64);
+    let order = desk.orders.get(done as usize).cloned();
+    let work = order.map(|order| Work { seq: done + 1, order });
     let waiting_for = work.is_none().then(|| "the script".to_owned());
     Json(NextReply { conductor_epoch: 1, work, waiting_for }).into_response()
 }
@@ -308,6 +312,10 @@ async fn report(State(s): State<Served>, Json(request): Json<ReportRequest>) -> 
     let mut desk = s.desk.lock().unwrap();
     if let Some(refused) = refused(&mut desk) {
         return refused;
+    }
+    if desk.forget == Some(request.seq) {
+        desk.forget = None;
+        return Json(ReportReply { conductor_epoch: 1 }).into_response();
     }
     assert_eq!(request.seq, desk.reports.len() as u64 + 1, "each order is reported once, in turn");
     desk.reports.push((request.seq, request.report));
