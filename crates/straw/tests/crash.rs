@@ -42,6 +42,8 @@ struct Process<'a> {
     journal: Journal,
     queue: Queue,
     now_ms: u64,
+    /// Dies of the first error instead of trying again.
+    frail: bool,
 }
 
 fn store(sim: &SimFs) -> Result<Store, Error> {
@@ -72,7 +74,8 @@ impl<'a> Process<'a> {
         check_store(&store, &queue, promised)?;
         store.remove(queue.retired())?;
         let writer = store.writer("worker-0")?;
-        let mut process = Process { sim: sim.clone(), promised, store, writer, journal, queue, now_ms: 0 };
+        let mut process =
+            Process { sim: sim.clone(), promised, store, writer, journal, queue, now_ms: 0, frail: false };
         process.queue.begin_epoch(found.epoch);
         Ok(process)
     }
@@ -82,7 +85,7 @@ impl<'a> Process<'a> {
         for _ in 0..8 {
             match f(self) {
                 Ok(done) => return Ok(done),
-                Err(_) if self.sim.is_crashed() => return Err(Stopped),
+                Err(_) if self.frail || self.sim.is_crashed() => return Err(Stopped),
                 Err(Error::OutOfSpace { .. } | Error::Io { .. }) => {}
                 Err(Error::Poisoned { .. }) => self.reclaim()?,
                 Err(e) => panic!("unexpected: {e}"),
@@ -365,7 +368,7 @@ fn a_crash_at_every_point_loses_nothing_acknowledged_and_shows_nothing_in_part()
         assert!(sim.is_crashed());
         // The process died, the machine lives; then the machine dies too.
         recover_and_go_on(&sim.process_death(), promised.clone(), point);
-        for seed in 0..12 {
+        for seed in 0..25 {
             recover_and_go_on(&sim.power_loss(point * 100 + seed), promised.clone(), point * 100 + seed);
         }
     }
@@ -390,6 +393,25 @@ fn a_failed_write_or_sync_at_every_point_is_survived() {
             process.script().expect("one failure does not stop the run");
             for seed in 0..3 {
                 recover_and_go_on(&sim.power_loss(point * 10 + seed), promised.clone(), seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_dies_of_a_failed_write_or_sync_leaves_nothing_that_only_looks_durable() {
+    let (sim, _) = run_until(None, 1);
+    for point in 0..sim.mutations() {
+        for fault in [Fault::NoSpace, Fault::Io] {
+            let sim = SimFs::new(point);
+            sim.fail_at(point, fault);
+            let mut promised = Promised::default();
+            if let Ok(mut process) = Process::start(&sim, &mut promised) {
+                process.frail = true;
+                let _ = process.script();
+            }
+            for seed in [3, 17, 39] {
+                recover_and_go_on(&sim.process_death(), promised.clone(), seed);
             }
         }
     }

@@ -161,6 +161,25 @@ fn truncation_keeps_exactly_what_the_snapshot_does_not_cover() {
 }
 
 #[test]
+fn a_snapshot_at_any_transaction_loses_none_behind_it() {
+    for at in 0..=10u64 {
+        let (_, fs) = sim(at);
+        for part in 0..2 {
+            let (journal, _) = claim(&fs);
+            for i in 1..=5 {
+                journal.append(&txn(part * 5 + i)).unwrap();
+            }
+            if part == 1 {
+                journal.snapshot(at, b"state").unwrap();
+            }
+        }
+        let (journal, found) = claim(&fs);
+        assert_eq!(found.txns, (at + 1..=10).map(txn).collect::<Vec<_>>());
+        assert_eq!(journal.append(&txn(1)).unwrap(), 11);
+    }
+}
+
+#[test]
 fn concurrent_appends_share_syncs_and_each_is_there_once() {
     let (sim, _) = sim(7);
     let slow = Arc::new(|op: &str| {

@@ -1,0 +1,642 @@
+//! The queue against a naive model, and its rules one by one.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use straw::queue::{
+    AttemptId, BatchId, Class, Completion, DropCause, Lease, LeaseTerms, NewTask, Op, Position, Refused, Settled,
+    TaskId,
+};
+use straw::{Queue, Ref};
+
+const TERMS: LeaseTerms = LeaseTerms { duration_ms: 50, per_worker_max: 3 };
+const WORKERS: [&str; 3] = ["a", "b", "c"];
+
+fn reference(n: u64) -> Ref {
+    Ref { pack: format!("w-{n:016x}"), offset: 64, len: 100, head: 30, crc: n as u32 }
+}
+
+fn new_task(id: u64, attempts_max: u32) -> NewTask {
+    NewTask { id: TaskId(id), input: vec![id as u8], attempts_max }
+}
+
+/// The queue as one would write it without a care for speed.
+#[derive(Clone, Debug, Default)]
+struct Model {
+    tasks: Vec<ModelTask>, // in line: new and returned tasks go to the end
+    accepted: Vec<ModelGroup>,
+    positions: u64,
+    batches: BTreeMap<u64, (Vec<u64>, bool)>,
+    planned: u64,
+    consumed: u64,
+    released: u64,
+    over: Vec<u64>,
+    dropped: u64,
+}
+
+#[derive(Clone, Debug)]
+struct ModelTask {
+    id: u64,
+    class: Class,
+    key: Option<u64>,
+    failures: u32,
+    failures_max: u32,
+    holder: Option<(AttemptId, usize, u64)>,
+}
+
+#[derive(Clone, Debug)]
+struct ModelGroup {
+    position: u64,
+    task: u64,
+    submission: String,
+    batch: Option<u64>,
+}
+
+impl Model {
+    fn in_order(&self) -> Vec<u64> {
+        let mut free: Vec<&ModelTask> = self.tasks.iter().filter(|t| t.holder.is_none()).collect();
+        free.sort_by_key(|t| (t.class, t.key.unwrap_or(u64::MAX))); // stable: the line decides ties
+        free.iter().map(|t| t.id).collect()
+    }
+
+    fn task(&mut self, id: u64) -> Option<&mut ModelTask> {
+        self.tasks.iter_mut().find(|t| t.id == id)
+    }
+
+    fn holds(&mut self, lease: &Lease) -> bool {
+        self.task(lease.task.0).is_some_and(|t| t.holder.is_some_and(|(attempt, ..)| attempt == lease.attempt))
+    }
+
+    fn to_the_end(&mut self, id: u64) {
+        let at = self.tasks.iter().position(|t| t.id == id).unwrap();
+        let task = self.tasks.remove(at);
+        self.tasks.push(task);
+    }
+
+    fn end(&mut self, id: u64) {
+        self.tasks.retain(|t| t.id != id);
+        assert!(!self.over.contains(&id));
+        self.over.push(id);
+    }
+
+    fn fail(&mut self, id: u64, drop: bool) {
+        let task = self.task(id).unwrap();
+        task.failures += 1;
+        task.holder = None;
+        if drop || task.failures >= task.failures_max {
+            self.end(id);
+            self.dropped += 1;
+        } else {
+            self.to_the_end(id);
+        }
+    }
+
+    fn complete(&mut self, id: u64, submission: &str) {
+        self.tasks.retain(|t| t.id != id);
+        let group = ModelGroup { position: self.positions, task: id, submission: submission.into(), batch: None };
+        self.accepted.push(group);
+        self.positions += 1;
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Submit { id: u64, attempts_max: u32 },
+    Acquire { worker: usize, max: usize },
+    Complete { lease: usize },
+    Offer { id: u64, submission: u64 },
+    Again { group: usize },
+    Yield { lease: usize, class: Class, key: Option<u64> },
+    Fail { lease: usize, retry: bool },
+    Renew { lease: usize },
+    GiveBack { lease: usize },
+    Gone { worker: usize },
+    Wait { ms: u64 },
+    Plan { groups: usize, ahead: u64 },
+    Ready { batch: u64 },
+    Ack { batch: u64 },
+    Rewind { to: u64 },
+    Release { below: u64 },
+    Drop { position: u64 },
+    Cancel { id: u64 },
+    Restart,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let class = prop_oneof![Just(Class::Ready), Just(Class::Partial), Just(Class::Fresh)];
+    prop_oneof![
+        6 => (0..60u64, 1..4u32).prop_map(|(id, attempts_max)| Act::Submit { id, attempts_max }),
+        6 => (0..3usize, 1..4usize).prop_map(|(worker, max)| Act::Acquire { worker, max }),
+        6 => (0..12usize).prop_map(|lease| Act::Complete { lease }),
+        2 => (0..60u64, 0..80u64).prop_map(|(id, submission)| Act::Offer { id, submission }),
+        2 => (0..20usize).prop_map(|group| Act::Again { group }),
+        3 => (0..12usize, class, proptest::option::of(0..4u64)).prop_map(|(lease, class, key)| Act::Yield { lease, class, key }),
+        2 => (0..12usize, any::<bool>()).prop_map(|(lease, retry)| Act::Fail { lease, retry }),
+        1 => (0..12usize).prop_map(|lease| Act::Renew { lease }),
+        1 => (0..12usize).prop_map(|lease| Act::GiveBack { lease }),
+        1 => (0..3usize).prop_map(|worker| Act::Gone { worker }),
+        2 => (1..60u64).prop_map(|ms| Act::Wait { ms }),
+        3 => (0..4usize, 0..2u64).prop_map(|(groups, ahead)| Act::Plan { groups, ahead }),
+        3 => (0..2u64).prop_map(|batch| Act::Ready { batch }),
+        3 => (0..3u64).prop_map(|batch| Act::Ack { batch }),
+        1 => (0..3u64).prop_map(|to| Act::Rewind { to }),
+        2 => (0..3u64).prop_map(|below| Act::Release { below }),
+        1 => (0..30u64).prop_map(|position| Act::Drop { position }),
+        1 => (0..60u64).prop_map(|id| Act::Cancel { id }),
+        1 => Just(Act::Restart),
+    ]
+}
+
+/// The queue under test, beside the model.
+struct Pair {
+    queue: Queue,
+    model: Model,
+    journal: Vec<Op>,
+    granted: Vec<Lease>,
+    now_ms: u64,
+    epoch: u64,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mut queue = Queue::new();
+        queue.begin_epoch(1);
+        Pair { queue, model: Model::default(), journal: vec![], granted: vec![], now_ms: 0, epoch: 1 }
+    }
+
+    /// Applies what was allowed; says whether it was.
+    fn apply(&mut self, op: Result<Op, Refused>) -> bool {
+        let Ok(op) = op else { return false };
+        // Through the journal's encoding and back.
+        let bytes = postcard::to_stdvec(&op).unwrap();
+        let op: Op = postcard::from_bytes(&bytes).unwrap();
+        self.queue.apply(&op).expect("a validated op applies");
+        self.journal.push(op);
+        true
+    }
+
+    fn lease(&self, pick: usize) -> Option<Lease> {
+        let recent = self.granted.len().saturating_sub(12);
+        self.granted.get(recent..)?.get(pick).cloned()
+    }
+
+    fn take(&mut self, act: Act) {
+        match act {
+            Act::Submit { id, attempts_max } => self.submit(id, attempts_max),
+            Act::Acquire { worker, max } => self.acquire(worker, max),
+            Act::Complete { lease } => self.complete(lease),
+            Act::Offer { id, submission } => self.offer(id, submission),
+            Act::Again { group } => self.again(group),
+            Act::Yield { lease, class, key } => self.give_partial(lease, class, key),
+            Act::Fail { lease, retry } => self.fail(lease, retry),
+            Act::Renew { lease } => self.renew(lease),
+            Act::GiveBack { lease } => self.give_back(lease),
+            Act::Gone { worker } => self.gone(worker),
+            Act::Wait { ms } => self.wait(ms),
+            Act::Plan { groups, ahead } => self.plan(groups, ahead),
+            Act::Ready { batch } => self.ready(batch),
+            Act::Ack { batch } => self.ack(batch),
+            Act::Rewind { to } => self.rewind(to),
+            Act::Release { below } => self.release(below),
+            Act::Drop { position } => self.drop_group(position),
+            Act::Cancel { id } => self.cancel(id),
+            Act::Restart => self.restart(),
+        }
+    }
+
+    fn submit(&mut self, id: u64, attempts_max: u32) {
+        let known = self.model.task(id).is_some()
+            || self.model.over.contains(&id)
+            || self.model.accepted.iter().any(|g| g.task == id);
+        let done = self.apply(self.queue.submit(vec![new_task(id, attempts_max)]));
+        assert_eq!(done, !known);
+        if done {
+            let task =
+                ModelTask { id, class: Class::Fresh, key: None, failures: 0, failures_max: attempts_max, holder: None };
+            self.model.tasks.push(task);
+        }
+    }
+
+    fn acquire(&mut self, worker: usize, max: usize) {
+        let held = self.model.tasks.iter().filter(|t| t.holder.is_some_and(|(_, w, _)| w == worker)).count();
+        let expected: Vec<u64> = self.model.in_order().into_iter().take(max.min(TERMS.per_worker_max - held)).collect();
+        let leases = self.queue.acquire(WORKERS[worker], max, self.now_ms, TERMS);
+        assert_eq!(leases.iter().map(|l| l.task.0).collect::<Vec<_>>(), expected);
+        for lease in leases {
+            assert!(self.granted.iter().all(|old| old.attempt < lease.attempt), "attempts only rise");
+            self.model.task(lease.task.0).unwrap().holder = Some((lease.attempt, worker, lease.expires_ms));
+            self.granted.push(lease);
+        }
+    }
+
+    fn complete(&mut self, pick: usize) {
+        let Some(lease) = self.lease(pick) else { return };
+        let (id, submission) = (lease.task.0, format!("{}-{}", lease.task.0, lease.attempt));
+        let result = [reference(id)];
+        let answer = self.queue.complete(lease.task, lease.attempt, &submission, &result);
+        let same = self.model.accepted.iter().find(|g| g.submission == submission).map(|g| g.position);
+        match answer {
+            Ok(Completion::Accept(op)) => {
+                assert!(self.model.holds(&lease) && same.is_none());
+                self.apply(Ok(op));
+                self.model.complete(id, &submission);
+            }
+            Ok(Completion::Already(position)) => assert_eq!(Some(position.0), same),
+            Ok(Completion::Settled) => assert!(self.model.over.contains(&id)),
+            Err(Refused::AcceptedOtherwise { .. }) => {
+                assert!(self.model.accepted.iter().any(|g| g.task == id && g.submission != submission));
+            }
+            Err(Refused::StaleAttempt { .. }) => assert!(self.model.task(id).is_some() && !self.model.holds(&lease)),
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    fn offer(&mut self, id: u64, submission: u64) {
+        let submission = format!("offer-{submission}");
+        match self.queue.offer(TaskId(id), &submission, &[reference(id), reference(id + 1)]) {
+            Ok(Completion::Accept(op)) => {
+                assert!(self.model.task(id).is_some());
+                assert!(self.model.accepted.iter().all(|g| g.submission != submission));
+                self.apply(Ok(op));
+                self.model.complete(id, &submission);
+            }
+            Ok(Completion::Already(p)) => {
+                assert!(
+                    self.model.accepted.iter().any(|g| g.position == p.0 && g.task == id && g.submission == submission)
+                );
+            }
+            Ok(Completion::Settled) => assert!(self.model.over.contains(&id)),
+            Err(Refused::SubmissionTaken { task, .. }) => {
+                assert!(task.0 != id && self.model.accepted.iter().any(|g| g.submission == submission));
+            }
+            Err(Refused::AcceptedOtherwise { .. }) => assert!(self.model.accepted.iter().any(|g| g.task == id)),
+            Err(Refused::UnknownTask(_)) => assert!(self.model.task(id).is_none() && !self.model.over.contains(&id)),
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    fn again(&mut self, pick: usize) {
+        let Some(group) = self.model.accepted.get(pick).cloned() else { return };
+        let answer = self.queue.offer(TaskId(group.task), &group.submission, &[]);
+        assert_eq!(answer, Ok(Completion::Already(Position(group.position))));
+    }
+
+    fn give_partial(&mut self, pick: usize, class: Class, key: Option<u64>) {
+        let Some(lease) = self.lease(pick) else { return };
+        let holds = self.model.holds(&lease);
+        let op = self.queue.yield_partial(lease.task, lease.attempt, class, key, &[reference(7)]);
+        assert_eq!(self.apply(op), holds);
+        if holds {
+            let task = self.model.task(lease.task.0).unwrap();
+            (task.class, task.key, task.holder) = (class, key, None);
+            self.model.to_the_end(lease.task.0);
+        }
+    }
+
+    fn fail(&mut self, pick: usize, retry: bool) {
+        let Some(lease) = self.lease(pick) else { return };
+        let holds = self.model.holds(&lease);
+        let op = self.queue.fail(lease.task, lease.attempt, "no answer", retry);
+        assert_eq!(self.apply(op), holds);
+        if holds {
+            self.model.fail(lease.task.0, !retry);
+        }
+    }
+
+    fn renew(&mut self, pick: usize) {
+        let Some(lease) = self.lease(pick) else { return };
+        let (holds, now_ms) = (self.model.holds(&lease), self.now_ms);
+        let renewed = self.queue.renew(lease.task, lease.attempt, now_ms, TERMS);
+        assert_eq!(renewed.is_ok(), holds);
+        if let Ok(expires_ms) = renewed {
+            let holder = self.model.task(lease.task.0).unwrap().holder.as_mut().unwrap();
+            holder.2 = holder.2.max(now_ms + TERMS.duration_ms);
+            assert_eq!(holder.2, expires_ms);
+        }
+    }
+
+    fn give_back(&mut self, pick: usize) {
+        let Some(lease) = self.lease(pick) else { return };
+        let holds = self.model.holds(&lease);
+        assert_eq!(self.queue.give_back(lease.task, lease.attempt).is_ok(), holds);
+        if holds {
+            self.model.task(lease.task.0).unwrap().holder = None;
+        }
+    }
+
+    fn gone(&mut self, worker: usize) {
+        let mut released: Vec<u64> = self.queue.release_worker(WORKERS[worker]).iter().map(|t| t.0).collect();
+        let mut expected = Vec::new();
+        for task in &mut self.model.tasks {
+            if task.holder.is_some_and(|(_, w, _)| w == worker) {
+                task.holder = None;
+                expected.push(task.id);
+            }
+        }
+        released.sort();
+        expected.sort();
+        assert_eq!(released, expected);
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now_ms += ms;
+        let now_ms = self.now_ms;
+        let mut over: Vec<(u64, u64)> =
+            self.model.tasks.iter().filter_map(|t| t.holder.map(|(.., e)| (e, t.id))).collect();
+        over.retain(|(expires, _)| *expires <= now_ms);
+        over.sort();
+        let ops = self.queue.lapsed(now_ms);
+        assert_eq!(ops.len(), over.len());
+        for (op, (_, id)) in ops.into_iter().zip(over) {
+            self.apply(Ok(op));
+            self.model.fail(id, false);
+        }
+        assert!(self.queue.next_expiry_ms().is_none_or(|next| next > now_ms));
+    }
+
+    fn plan(&mut self, groups: usize, ahead: u64) {
+        let free: Vec<u64> =
+            self.model.accepted.iter().filter(|g| g.batch.is_none()).map(|g| g.position).take(groups).collect();
+        let batch = self.model.planned + ahead;
+        let positions: Vec<Position> = free.iter().rev().map(|p| Position(*p)).collect();
+        let done = self.apply(self.queue.plan_batch(BatchId(batch), &positions));
+        assert_eq!(done, ahead == 0);
+        if done {
+            self.model.accepted.iter_mut().filter(|g| free.contains(&g.position)).for_each(|g| g.batch = Some(batch));
+            self.model.batches.insert(batch, (positions.iter().map(|p| p.0).collect(), false));
+            self.model.planned += 1;
+            if let Some(taken) = positions.first() {
+                let next = BatchId(self.model.planned);
+                assert!(
+                    matches!(self.queue.plan_batch(next, &[*taken]), Err(Refused::Batched { .. })),
+                    "in one batch only"
+                );
+            }
+        }
+    }
+
+    fn ready(&mut self, batch: u64) {
+        let batch = self.model.consumed + batch;
+        let may = self.model.batches.get(&batch).is_some_and(|(_, ready)| !ready);
+        assert_eq!(self.apply(self.queue.batch_ready(BatchId(batch), &[reference(1000 + batch)])), may);
+        if may {
+            self.model.batches.get_mut(&batch).unwrap().1 = true;
+        }
+    }
+
+    fn ack(&mut self, batch: u64) {
+        let batch = (self.model.consumed + 1).saturating_sub(batch);
+        match self.queue.ack(BatchId(batch)) {
+            Ok(None) => assert!(batch < self.model.consumed),
+            Ok(Some(op)) => {
+                assert!(batch == self.model.consumed && self.model.batches[&batch].1);
+                self.apply(Ok(op));
+                self.model.consumed += 1;
+            }
+            Err(_) => {
+                let due =
+                    batch == self.model.consumed && self.model.batches.get(&batch).is_some_and(|(_, ready)| *ready);
+                assert!(batch >= self.model.consumed && !due);
+            }
+        }
+    }
+
+    fn rewind(&mut self, back: u64) {
+        let to = (self.model.consumed + 1).saturating_sub(back);
+        let may = to >= self.model.released && to <= self.model.consumed;
+        assert_eq!(self.apply(self.queue.rewind(BatchId(to))), may);
+        if may {
+            self.model.consumed = to;
+        }
+    }
+
+    fn release(&mut self, back: u64) {
+        let below = (self.model.consumed + 1).saturating_sub(back);
+        let may = below >= self.model.released && below <= self.model.consumed;
+        assert_eq!(self.apply(self.queue.release(BatchId(below))), may);
+        if may {
+            self.model.released = below;
+            self.model.batches.retain(|id, _| *id >= below);
+            let over: Vec<u64> =
+                self.model.accepted.iter().filter(|g| g.batch.is_some_and(|b| b < below)).map(|g| g.task).collect();
+            self.model.accepted.retain(|g| g.batch.is_none_or(|b| b >= below));
+            over.into_iter().for_each(|id| self.model.end(id));
+        }
+    }
+
+    fn drop_group(&mut self, position: u64) {
+        let may = self.model.accepted.iter().any(|g| g.position == position && g.batch.is_none());
+        let op = self.queue.drop_accepted(&[Position(position)], DropCause::Stale, "too old");
+        assert_eq!(self.apply(op), may);
+        if may {
+            let at = self.model.accepted.iter().position(|g| g.position == position).unwrap();
+            let group = self.model.accepted.remove(at);
+            self.model.end(group.task);
+            self.model.dropped += 1;
+        }
+    }
+
+    fn cancel(&mut self, id: u64) {
+        let may = self.model.task(id).is_some();
+        assert_eq!(self.apply(self.queue.cancel(TaskId(id), DropCause::Cancelled, "not wanted")), may);
+        if may {
+            self.model.end(id);
+            self.model.dropped += 1;
+        }
+    }
+
+    /// The owner dies; its successor has a snapshot.
+    fn restart(&mut self) {
+        let bytes = postcard::to_stdvec(&self.queue).unwrap();
+        self.queue = postcard::from_bytes(&bytes).unwrap();
+        self.epoch += 1;
+        self.queue.begin_epoch(self.epoch);
+        self.model.tasks.iter_mut().for_each(|t| t.holder = None);
+    }
+
+    fn compare(&self) {
+        let (queue, model) = (&self.queue, &self.model);
+        assert_eq!(queue.pending().map(|t| t.id.0).collect::<Vec<_>>(), model.in_order());
+        assert_eq!(queue.pending_len(), model.in_order().len());
+        assert_eq!(queue.tasks_len(), model.tasks.len());
+        for task in &model.tasks {
+            let ours = queue.task(TaskId(task.id)).unwrap();
+            assert_eq!((ours.class, ours.key, ours.attempts), (task.class, task.key, task.failures));
+            let holder = queue.lease(ours.id).map(|l| (l.attempt, l.worker.as_str(), l.expires_ms));
+            assert_eq!(holder, task.holder.map(|(attempt, worker, expires)| (attempt, WORKERS[worker], expires)));
+        }
+        let accepted: Vec<_> =
+            queue.accepted().map(|(p, a)| (p.0, a.task.0, a.submission.clone(), a.batch.map(|b| b.0))).collect();
+        let expected: Vec<_> =
+            model.accepted.iter().map(|g| (g.position, g.task, g.submission.clone(), g.batch)).collect();
+        assert_eq!(accepted, expected);
+        let batches: Vec<_> = queue
+            .batches()
+            .map(|(id, b)| (id.0, (b.positions.iter().map(|p| p.0).collect::<Vec<_>>(), b.ready)))
+            .collect();
+        assert_eq!(batches, model.batches.clone().into_iter().collect::<Vec<_>>());
+        assert_eq!(
+            (queue.next_batch().0, queue.consumed().0, queue.released().0),
+            (model.planned, model.consumed, model.released)
+        );
+        for id in 0..60 {
+            assert_eq!(queue.is_settled(TaskId(id)), model.over.contains(&id));
+        }
+        let causes =
+            [DropCause::Failed, DropCause::Lapsed, DropCause::Filtered, DropCause::Stale, DropCause::Cancelled];
+        assert_eq!(causes.into_iter().map(|c| queue.dropped_total(c)).sum::<u64>(), model.dropped);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_queue_does_what_a_naive_one_does(acts in proptest::collection::vec(act(), 1..150)) {
+        let mut pair = Pair::new();
+        for act in acts {
+            pair.take(act);
+            pair.compare();
+        }
+        let mut replayed = Queue::new();
+        for op in &pair.journal {
+            replayed.apply(op).expect("a journal replays");
+        }
+        prop_assert!(replayed == pair.queue, "a replay gives the same state");
+    }
+
+    #[test]
+    fn settled_is_a_set(ids in proptest::collection::vec(0..200u64, 0..300)) {
+        let mut naive = std::collections::BTreeSet::new();
+        let mut settled = Settled::default();
+        for id in ids {
+            prop_assert_eq!(settled.insert(id), naive.insert(id));
+        }
+        prop_assert!((0..200).all(|id| settled.contains(id) == naive.contains(&id)));
+        prop_assert_eq!(settled.len(), naive.len() as u64);
+    }
+}
+
+fn queue() -> Queue {
+    let mut queue = Queue::new();
+    queue.begin_epoch(1);
+    queue
+}
+
+fn apply(queue: &mut Queue, op: Result<Op, Refused>) {
+    queue.apply(&op.unwrap()).unwrap();
+}
+
+#[test]
+fn ready_comes_before_partial_before_fresh_and_older_weights_first() {
+    let mut q = queue();
+    let op = q.submit((0..5).map(|id| new_task(id, 3)).collect());
+    apply(&mut q, op);
+    for (class, key) in
+        [(Class::Partial, Some(4)), (Class::Partial, Some(2)), (Class::Ready, Some(9)), (Class::Partial, None)]
+    {
+        let lease = q.acquire_where("a", 1, 0, TERMS, |t| t.class == Class::Fresh).remove(0);
+        let op = q.yield_partial(lease.task, lease.attempt, class, key, &[]);
+        apply(&mut q, op);
+    }
+    assert_eq!(q.pending().map(|t| t.id.0).collect::<Vec<_>>(), [2, 1, 0, 3, 4]);
+}
+
+#[test]
+fn a_result_finished_under_a_dead_coordinator_is_taken_once() {
+    let mut q = queue();
+    let op = q.submit(vec![new_task(1, 3)]);
+    apply(&mut q, op);
+    let old = q.acquire("a", 1, 0, TERMS).remove(0);
+    let mut q: Queue = postcard::from_bytes(&postcard::to_stdvec(&q).unwrap()).unwrap();
+    q.begin_epoch(2);
+    let new = q.acquire("b", 1, 0, TERMS).remove(0);
+    assert!(new.attempt > old.attempt);
+    assert!(matches!(q.complete(old.task, old.attempt, "s", &[]), Err(Refused::StaleAttempt { .. })));
+    let Ok(Completion::Accept(op)) = q.offer(old.task, "s", &[reference(1)]) else { panic!() };
+    q.apply(&op).unwrap();
+    assert!(q.lease(new.task).is_none(), "the present holder is told by its next call");
+    assert!(q.renew(new.task, new.attempt, 1, TERMS).is_err());
+    let late = q.complete(new.task, new.attempt, "t", &[reference(2)]);
+    assert_eq!(late, Err(Refused::AcceptedOtherwise { task: TaskId(1), winner: "s".into() }));
+    assert_eq!(q.offer(old.task, "s", &[reference(1)]), Ok(Completion::Already(Position(0))));
+}
+
+#[test]
+fn a_task_that_keeps_failing_is_dropped_with_its_reason() {
+    let mut q = queue();
+    let op = q.submit(vec![new_task(1, 2)]);
+    apply(&mut q, op);
+    for _ in 0..2 {
+        let lease = q.acquire("a", 1, 0, TERMS).remove(0);
+        let op = q.fail(lease.task, lease.attempt, &"é".repeat(2000), true);
+        apply(&mut q, op);
+    }
+    assert_eq!((q.tasks_len(), q.dropped().len(), q.dropped_total(DropCause::Failed)), (0, 1, 1));
+    assert!(q.dropped()[0].reason.starts_with("éé") && q.dropped()[0].reason.len() <= 1024);
+    assert!(matches!(q.submit(vec![new_task(1, 2)]), Err(Refused::TaskExists(_))));
+}
+
+#[test]
+fn a_pack_is_retired_only_when_nothing_refers_to_it_and_never_referred_to_again() {
+    let mut q = queue();
+    let (one, two) = (reference(1), reference(2));
+    let op = q.retain("commit-3", std::slice::from_ref(&one));
+    apply(&mut q, op);
+    assert_eq!(q.retire(std::slice::from_ref(&one.pack)), Err(Refused::PackLive(one.pack.clone())));
+    let op = q.retire(std::slice::from_ref(&two.pack));
+    apply(&mut q, op);
+    assert_eq!(q.retain("x", std::slice::from_ref(&two)), Err(Refused::PackRetired(two.pack.clone())));
+    let op = q.submit(vec![new_task(1, 2)]);
+    apply(&mut q, op);
+    assert_eq!(q.offer(TaskId(1), "s", std::slice::from_ref(&two)), Err(Refused::PackRetired(two.pack.clone())));
+    let op = q.release_owner("commit-3").unwrap();
+    q.apply(&op).unwrap();
+    let op = q.retire(std::slice::from_ref(&one.pack));
+    apply(&mut q, op);
+    assert_eq!(q.retired().len(), 2);
+}
+
+#[test]
+fn an_op_that_does_not_follow_changes_nothing() {
+    let mut q = queue();
+    let op = q.submit(vec![new_task(1, 2)]).unwrap();
+    q.apply(&op).unwrap();
+    let before = q.clone();
+    assert!(q.apply(&op).is_err());
+    assert!(q.apply(&Op::Consume { batch: BatchId(0) }).is_err());
+    assert!(q.apply(&Op::Complete { task: TaskId(9), submission: "s".into(), result: vec![], attempt: None }).is_err());
+    assert!(q == before);
+}
+
+#[test]
+fn a_task_life_costs_few_bytes_in_the_journal() {
+    let mut q = queue();
+    let mut bytes = 0;
+    let mut go = |q: &mut Queue, op: Op| {
+        bytes += postcard::to_stdvec(&op).unwrap().len() + 2;
+        q.apply(&op).unwrap();
+    };
+    let groups = 64;
+    let op = q
+        .submit((0..groups).map(|id| NewTask { id: TaskId(id), input: vec![0; 8], attempts_max: 3 }).collect())
+        .unwrap();
+    go(&mut q, op);
+    for id in 0..groups {
+        let r = Ref {
+            pack: "sort5-worker-0-0123456789abcdef".into(),
+            offset: 1 << 27,
+            len: 40_000,
+            head: 300,
+            crc: u32::MAX,
+        };
+        let Ok(Completion::Accept(op)) = q.offer(TaskId(id), &format!("g{id}-1.{id}"), &[r]) else { panic!() };
+        go(&mut q, op);
+    }
+    let positions: Vec<Position> = q.unbatched().map(|(p, _)| p).collect();
+    let op = q.plan_batch(BatchId(0), &positions).unwrap();
+    go(&mut q, op);
+    let per_task = bytes as u64 / groups;
+    assert!(per_task <= 200, "{per_task} B");
+}
