@@ -46,11 +46,19 @@ pub enum Order {
     },
 }
 
+/// What a poll brought, and which question it answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Seen {
+    asked: u64,
+    progress: Option<Progress>,
+}
+
 /// A polled conductor.
 #[derive(Debug)]
 pub struct ConductorLink {
     target: watch::Sender<Option<Target>>,
-    progress: watch::Receiver<Option<Progress>>,
+    asked: watch::Sender<u64>,
+    seen: watch::Receiver<Seen>,
     orders: mpsc::Sender<Order>,
     task: JoinHandle<()>,
 }
@@ -64,10 +72,11 @@ impl ConductorLink {
         let http = control::names::http_client(names)
             .map_err(|error| Error::Spawn { program: "HTTP client".into(), source: std::io::Error::other(error) })?;
         let (target, targets) = watch::channel(None);
-        let (tell, progress) = watch::channel(None);
+        let (asked, questions) = watch::channel(0);
+        let (tell, seen) = watch::channel(Seen::default());
         let (orders, inbox) = mpsc::channel(ORDERS);
-        let task = tokio::spawn(work(http, targets, inbox, tell));
-        Ok(Self { target, progress, orders, task })
+        let task = tokio::spawn(work(http, targets, questions, inbox, tell));
+        Ok(Self { target, asked, seen, orders, task })
     }
 
     /// Follows the conductor to where it is now.
@@ -82,12 +91,23 @@ impl ConductorLink {
     /// What it last said; `None` while it does not answer.
     #[must_use]
     pub fn progress(&self) -> Option<Progress> {
-        self.progress.borrow().clone()
+        self.seen.borrow().progress.clone()
+    }
+
+    /// Asks at once. Until [`ConductorLink::is_fresh`], what it last said may be older than this call.
+    pub fn refresh(&self) {
+        self.asked.send_modify(|asked| *asked += 1);
+    }
+
+    /// True when the last [`ConductorLink::refresh`] was answered, be it by silence.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.seen.borrow().asked >= *self.asked.borrow()
     }
 
     /// Waits for news. Cancel-safe.
     pub async fn changed(&mut self) {
-        if self.progress.changed().await.is_err() {
+        if self.seen.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -107,8 +127,9 @@ impl Drop for ConductorLink {
 async fn work(
     http: reqwest::Client,
     mut targets: watch::Receiver<Option<Target>>,
+    mut questions: watch::Receiver<u64>,
     mut orders: mpsc::Receiver<Order>,
-    tell: watch::Sender<Option<Progress>>,
+    tell: watch::Sender<Seen>,
 ) {
     let epochs = EpochMemory::default();
     let mut ticks = interval(POLL);
@@ -117,6 +138,7 @@ async fn work(
         tokio::select! {
             _ = ticks.tick() => {}
             changed = targets.changed() => if changed.is_err() { return },
+            changed = questions.changed() => if changed.is_err() { return },
             Some(order) = orders.recv() => {
                 let target = targets.borrow().clone();
                 if let Some(Target { url, token }) = target {
@@ -125,8 +147,9 @@ async fn work(
                 }
             }
         }
+        let asked = *questions.borrow_and_update();
         let target = targets.borrow_and_update().clone();
-        let seen = match target {
+        let progress = match target {
             None => None,
             Some(Target { url, token }) => {
                 let client = ConductorClient::new(http.clone(), url, token, epochs.clone());
@@ -140,6 +163,7 @@ async fn work(
                 }
             }
         };
+        let seen = Seen { asked, progress };
         tell.send_if_modified(|old| {
             let news = *old != seen;
             *old = seen;
@@ -228,5 +252,17 @@ mod tests {
         assert!(link.order(Order::Checkpoint { id: "a".into(), attempt: 1, then_stop: true }));
         tokio::time::sleep(Duration::from_millis(150)).await;
         assert_eq!(link.progress(), None);
+    }
+
+    #[tokio::test]
+    async fn a_fresh_answer_is_one_to_a_question_asked_after_it_was_wanted() {
+        let mut link = ConductorLink::start(control::names::Names::default()).unwrap();
+        assert!(link.is_fresh());
+        link.refresh();
+        assert!(!link.is_fresh(), "what was heard before does not count");
+        while !link.is_fresh() {
+            link.changed().await;
+        }
+        assert_eq!(link.progress(), None, "silence is an answer too");
     }
 }

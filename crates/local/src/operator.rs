@@ -35,6 +35,7 @@ pub struct Operator {
     settings: Settings,
     link: ConductorLink,
     listing: Option<Listing>,
+    succeeded: BTreeSet<String>,
     requeue: Option<Timestamp>,
     events: Vec<Event>,
 }
@@ -54,6 +55,7 @@ impl Operator {
             settings,
             link: ConductorLink::start(names)?,
             listing: None,
+            succeeded: BTreeSet::new(),
             requeue: None,
             events: Vec::new(),
         })
@@ -150,6 +152,9 @@ impl Operator {
                 })?;
             }
             for job in self.jobs.list() {
+                if self.must_ask_first(&job, node) {
+                    continue;
+                }
                 let world = self.world(&job, node)?;
                 let plan = plan::rljob::decide(&job, &world, now, &self.settings);
                 acted |= self.execute(&job, plan, node, |operator, status| {
@@ -165,6 +170,24 @@ impl Operator {
         let soon = Timestamp::now().checked_add(self.settings.poll_interval).unwrap_or(Timestamp::MAX);
         self.requeue = Some(self.requeue.map_or(soon, |at| at.min(soon)));
         Ok(())
+    }
+
+    /// A rank that ended well says that `finished` is journaled. What the conductor said before that end does not know it
+    /// yet, so the verdict waits for what it says after: news, or silence.
+    fn must_ask_first(&mut self, job: &RLJob, node: &Node) -> bool {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let succeeded: BTreeSet<String> = node
+            .objects()
+            .pods
+            .iter()
+            .filter(|pod| labelled(&pod.metadata, labels::RLJOB_UID, uid) && crate::pod::phase(pod) == "Succeeded")
+            .filter_map(|pod| pod.metadata.uid.clone())
+            .collect();
+        if !succeeded.is_subset(&self.succeeded) {
+            self.link.refresh();
+        }
+        self.succeeded = succeeded;
+        !self.link.is_fresh()
     }
 
     // ------------------------------------------------------------ worlds

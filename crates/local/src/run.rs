@@ -110,6 +110,7 @@ pub struct Run {
     commands: mpsc::Receiver<Command>,
     updates: mpsc::UnboundedSender<Update>,
     stopping: bool,
+    over: bool,
     since: Timestamp,
     told_status: Option<RLJobStatus>,
     told_progress: Option<Progress>,
@@ -149,6 +150,7 @@ impl Run {
             commands,
             updates,
             stopping: false,
+            over: false,
             since: Timestamp::now(),
             told_status: None,
             told_progress: None,
@@ -222,6 +224,7 @@ impl Run {
                 }
             }
         };
+        self.over = true;
         self.stop(&finish).await?;
         self.publish_steps();
         self.publish()?;
@@ -388,8 +391,11 @@ impl Run {
             }
             Notice::Ended { pod, status } => {
                 let Some(end) = status.state.as_ref().and_then(|state| state.terminated.as_ref()) else { return };
-                let asked = pod.metadata.deletion_timestamp.is_some() || self.stopping;
+                let asked = pod.metadata.deletion_timestamp.is_some() || self.stopping || self.over;
                 let quiet = matches!(end.exit_code, 0 | 75) || asked;
+                if self.over && end.exit_code == 0 {
+                    return;
+                }
                 let how = match end.signal {
                     Some(signal) => format!("was killed ({})", signal_name(signal)),
                     None => format!("ended with exit code {}", end.exit_code),

@@ -105,7 +105,10 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
         ),
         None => {
             let how = status.ended.as_deref().unwrap_or("not running");
-            format!("{how}, last seen {}; `thresh run {}` goes on", seen(status, now), status.manifest.display())
+            let over = matches!(how, "complete" | "failed");
+            let next =
+                if over { String::new() } else { format!("; `thresh run {}` goes on", status.manifest.display()) };
+            format!("{how}, last seen {}{next}", seen(status, now))
         }
     });
     lines.push(format!("look at   {}", look_at(status, &progress)));
