@@ -206,7 +206,8 @@ mod tests {
         };
         assert!(matches!(spec.local(0, 4), Err(Error::Shard { tp: 4, by: 6, .. })));
         spec.shard = Shard::Vocab(1);
-        assert!(spec.local(0, 3).is_ok());
-        assert!(spec.local(0, 8).is_err());
+        assert!(spec.local(3, 4).is_ok());
+        // Parts of two: the third rank would have nothing.
+        assert!(spec.local(0, 3).is_err());
     }
 }
