@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tensor::{Comm, Stream, Tensor};
 
@@ -122,8 +123,12 @@ impl Group {
     }
 
     fn pull(&self, from: usize, tag: Tag, out: &mut [u8]) -> Result<()> {
+        self.pull_within(from, tag, out, self.endpoint.transport.timeout())
+    }
+
+    fn pull_within(&self, from: usize, tag: Tag, out: &mut [u8], timeout: Duration) -> Result<()> {
         let t = &self.endpoint.transport;
-        t.inbox().take(self.ranks[from], &self.name, tag, out, t.timeout(), &|| t.describe_waits())
+        t.inbox().take(self.ranks[from], &self.name, tag, out, timeout, &|| t.describe_waits())
     }
 
     fn argument(&self, op: &'static str, what: String) -> Error {
@@ -278,9 +283,20 @@ impl Group {
     }
 
     /// Returns once every member has called it.
-    pub(crate) fn meet(&self) -> Result<()> {
+    fn meet(&self) -> Result<()> {
+        self.meet_within(self.endpoint.transport.timeout())
+    }
+
+    /// The same, with another bound on each wait.
+    pub(crate) fn meet_within(&self, timeout: Duration) -> Result<()> {
         let tag = self.next(Op::Barrier);
-        self.exchange(tag, |_| &[], &mut [], |_| (0, 0))
+        for to in self.others() {
+            self.push(to, tag, &[])?;
+        }
+        for from in self.others() {
+            self.pull_within(from, tag, &mut [], timeout)?;
+        }
+        Ok(())
     }
 
     fn member(&self, op: &'static str, rank: usize) -> Result<()> {

@@ -98,8 +98,8 @@ pub fn join(config: &TcpConfig, abort: &Abort) -> Result<Group> {
         .map_err(|e| meeting.failed(&format!("starting the readers: {e}")))?;
     let world = Group::world(Arc::new(transport));
     world.attach(abort);
-    // Nobody starts to work in a mesh that is not whole.
-    world.meet()?;
+    // Nobody starts to work in a mesh that is not whole. Waiting for it is still part of the meeting.
+    world.meet_within(meeting.check(&|| "not all ranks are connected".into())?)?;
     Ok(world)
 }
 
