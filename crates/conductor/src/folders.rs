@@ -39,15 +39,13 @@ impl Conductor {
     }
 
     pub(crate) fn drive_folders(&mut self, now: u64, out: &mut Step) {
-        // Older weights go when every engine that lives has acknowledged later ones.
-        let settled = |version: u64| {
-            let engines = &self.memory.engines;
-            engines
-                .values()
-                .filter(|engine| engine.live)
-                .all(|engine| engine.updating.is_none() && engine.version == Some(version))
-        };
-        let weights_free = settled(self.state.version);
+        // Older weights go when every engine that lives has acknowledged later ones, and none is still being told to load
+        // them (one that is taken for dead may be loading all the same).
+        let version = Some(self.state.version);
+        let weights_free = self.memory.engines.values().all(|engine| match engine.updating {
+            Some(updating) => Some(updating) >= version,
+            None => !engine.live || engine.version == version,
+        });
         let in_use = self.state.folders_in_use();
         for folder in &self.state.garbage {
             let free = !in_use.contains(folder) && (weights_free || !folder.starts_with("weights/"));
