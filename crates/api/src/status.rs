@@ -139,6 +139,10 @@ pub struct AttemptStatus {
     /// When it was numbered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
+    /// When its children were last asked for. Creation always goes with a status write, so a decision from a stale object, whose
+    /// write is refused, cannot bring a superseded attempt back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_time: Option<MicroTime>,
     /// When all ranks were first ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_time: Option<MicroTime>,

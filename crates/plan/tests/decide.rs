@@ -46,21 +46,37 @@ fn a_quiet_world_gives_no_status_and_no_actions() {
 
 #[test]
 fn the_number_is_written_before_the_attempts_first_child_exists() {
+    // The simulated API server asserts it at every creation of a Job; here it is made to happen.
     let mut sim = Sim::new();
-    for _ in 0..40 {
-        let known = sim.job.status.as_ref().map_or(0, |s| s.attempts);
-        sim.pass();
-        let made = sim
-            .created
-            .iter()
-            .filter_map(|c| c.strip_prefix("Job sort5-grpo-t"))
-            .filter_map(|n| n.parse().ok())
-            .max()
-            .unwrap_or(0u64);
-        assert!(made <= known, "Job {made} was made when status said {known}");
-        sim.settle();
+    sim.run();
+    sim.exit_pod(0, 1);
+    sim.run_for_ms(60_000);
+    assert_eq!(sim.created.iter().filter(|c| c.starts_with("Job")).count(), 2);
+}
+
+#[test]
+fn a_decision_from_a_stale_object_never_brings_a_superseded_attempt_back() {
+    let mut sim = Sim::new();
+    sim.run();
+    // The object as it was when attempt 1 had been numbered and its Job was not yet seen.
+    let mut stale = sim.job.clone();
+    stale.status.as_mut().unwrap().attempt.as_mut().unwrap().job_uid = None;
+    sim.report.commits += 1;
+    sim.exit_pod(0, 1);
+    sim.run_for_ms(60_000);
+    assert_eq!(sim.status().attempts, 2);
+    let mut world = sim.world();
+    world.children.retain(|c| c.kind() != ChildKind::Job);
+    world.pods.clear();
+    for listing in [None, Some(plan::Listing::default())] {
+        world.listing = listing;
+        let plan = plan::rljob::decide(&stale, &world, sim.now, &sim.settings);
+        let creates = plan.actions.iter().any(|a| matches!(a, Action::Create(plan::Child::Job(_))));
+        assert!(
+            !creates || plan.status.is_some(),
+            "a creation must go with a status write, which is refused for a stale object"
+        );
     }
-    assert!(sim.created.iter().any(|c| c.starts_with("Job")));
 }
 
 #[test]

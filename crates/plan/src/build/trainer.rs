@@ -66,7 +66,7 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
     env.push(var("THRESH_ATTEMPT", attempt.id.to_string()));
     env.push(var("THRESH_PARALLELISM", parallelism.to_string()));
     env.push(var("THRESH_CONDUCTOR", format!("http://{conductor}-0.{conductor}:{CONDUCTOR_PORT}")));
-    env.push(var("THRESH_LISTEN", format!("$(POD_IP):{TRAINER_PORT}")));
+    env.push(var("THRESH_PORT", TRAINER_PORT.to_string()));
 
     let image = t.image.clone().unwrap_or_else(|| match t.accelerator.vendor {
         Vendor::Cpu => frozen.trainer_image.clone(),

@@ -291,23 +291,40 @@ impl Pass<'_> {
         true
     }
 
+    /// The attempt's Job is not to be seen.
     fn create_or_confirm(&mut self) {
         let Some(a) = self.s.attempt.clone() else { return };
-        // Only what is in the status that was read may be acted on: a number is written before its children exist.
-        let persisted = self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).is_some_and(|old| old.id == a.id);
-        if !persisted {
+        let asked = a.created_time.as_ref().map(|t| later(t.0, self.settings.settle_window));
+        if a.job_uid.is_none()
+            && let Some(until) = asked
+            && self.now < until
+        {
+            // Asked for a moment ago: a cache may lag behind.
+            self.at(until);
             return;
         }
-        if a.job_uid.is_some() {
-            // It existed. Absence in a cache is not absence: ask.
-            self.actions.push(Action::ConfirmGone);
-            self.poll();
-            return;
+        match &self.world.listing {
+            // Absence in a cache is not absence: ask.
+            None => {
+                self.actions.push(Action::ConfirmGone);
+                self.poll();
+            }
+            Some(l) if a.job_uid.is_none() && !l.jobs.iter().any(|j| j.attempt == a.id) => self.create(),
+            Some(_) => self.poll(),
         }
+    }
+
+    /// Asks for the attempt's children. The number is in the status that is written before.
+    pub(super) fn create(&mut self) {
+        let now = micro(self.now);
+        let Some(a) = &mut self.s.attempt else { return };
+        a.created_time = Some(now);
+        let a = a.clone();
         let frozen = self.s.frozen.clone().unwrap_or_default();
         for child in build::attempt_objects(self.job, &a, &frozen, self.settings) {
             self.actions.push(Action::Create(child));
         }
+        self.poll();
     }
 
     /// Records the end of the living attempt: its cause, the counters, and when the next may begin.

@@ -5,6 +5,9 @@ use api::{AttemptCause, AttemptStatus, Outcome, ParallelismStatus, conditions as
 use super::{Pass, later};
 use crate::{Action, NodeState, build, micro, pod_facts};
 
+/// The same words whether a list is awaited or was not empty: a status that alternates would be written at every look.
+const OLD_PODS: &str = "making sure that nothing of an earlier attempt is left";
+
 impl Pass<'_> {
     pub(super) fn between(&mut self) {
         let settled = self.old_is_gone();
@@ -98,8 +101,13 @@ impl Pass<'_> {
             self.delete_orphans();
             return false;
         }
+        let asked = self.s.fence_asked.is_some_and(|f| f >= through);
         let Some(listing) = &self.world.listing else {
-            self.wait("WaitingForOldPods", "making sure that nothing of an earlier attempt is left");
+            if asked {
+                self.wait_for_fence(through);
+            } else {
+                self.wait("WaitingForOldPods", OLD_PODS);
+            }
             self.actions.push(Action::ConfirmGone);
             self.poll();
             return false;
@@ -123,9 +131,7 @@ impl Pass<'_> {
             self.s.attempts = self.s.attempts.max(job.attempt);
         }
         if !left.is_empty() || !listing.jobs.is_empty() || self.s.attempts > through {
-            let what =
-                left.first().cloned().or_else(|| listing.jobs.first().map(|j| j.name.clone())).unwrap_or_default();
-            self.wait("WaitingForOldPods", format!("{what} of an earlier attempt is not gone yet"));
+            self.wait("WaitingForOldPods", OLD_PODS);
             self.poll();
             return false;
         }
@@ -138,19 +144,24 @@ impl Pass<'_> {
                     format!("{pod} may live on, on a lost node: attempts up to {through} will be refused"),
                 );
             }
-            let message = if self.report().is_some() {
-                format!("{pod} may live on; the conductor is being told to refuse attempts up to {through}")
-            } else {
-                format!(
-                    "{pod} may live on, and the conductor does not answer, so it cannot be fenced; waiting for either"
-                )
-            };
-            self.wait("WaitingForFence", message);
+            self.wait_for_fence(through);
             self.poll();
             return false;
         }
         self.s.gone_through = Some(through);
         true
+    }
+
+    fn wait_for_fence(&mut self, through: u64) {
+        let message = if self.report().is_some() {
+            format!("a pod on a lost node may live on; the conductor is being told to refuse attempts up to {through}")
+        } else {
+            format!(
+                "a pod of attempt {through} may live on, on a lost node, and cannot be fenced: the conductor does not answer; \
+                 waiting for either"
+            )
+        };
+        self.wait("WaitingForFence", message);
     }
 
     /// A trainer's pod whose Job is gone and that nobody deletes.
@@ -180,7 +191,7 @@ impl Pass<'_> {
         false
     }
 
-    /// Numbers the next attempt. Its children come when the number has been written.
+    /// Numbers the next attempt and asks for its children.
     fn number(&mut self) {
         let id = self.s.attempts + 1;
         let t = &self.job.spec.trainer;
@@ -203,11 +214,13 @@ impl Pass<'_> {
             nodes: t.nodes,
             reason,
             start_time: Some(micro(self.now)),
+            created_time: None,
             ready_time: None,
             commits_at_start: self.report().map_or(0, |r| r.commits),
             stopping: None,
             ending: None,
         });
+        self.create();
         let desired = t.world_size();
         self.s.ranks = Some(api::Ranks { desired, ready: 0, summary: format!("0/{desired}") });
         self.s.start_time.get_or_insert(micro(self.now));

@@ -41,6 +41,9 @@ pub struct Sim {
     /// Who holds the writer's role, if not we.
     pub writer: Option<(String, String)>,
     pub listing: Option<Listing>,
+    pub cordoned: BTreeSet<String>,
+    /// What caches showed at earlier looks, newest last, and the object then.
+    pub past: Vec<(RLJob, Vec<Child>, Vec<Pod>)>,
     pub created: Vec<String>,
     pub applied: Vec<String>,
     pub told: Vec<ConductorSettings>,
@@ -78,6 +81,8 @@ impl Sim {
             engines_ready: None,
             writer: None,
             listing: None,
+            cordoned: BTreeSet::new(),
+            past: vec![],
             created: vec![],
             applied: vec![],
             told: vec![],
@@ -173,7 +178,7 @@ impl Sim {
             children,
             pods: self.pods.clone(),
             nodes: self.nodes.clone(),
-            cordoned: BTreeSet::new(),
+            cordoned: self.cordoned.clone(),
             conductor: if there && self.conductor_up {
                 Conductor::Report(Box::new(report))
             } else {
@@ -186,23 +191,109 @@ impl Sim {
 
     /// One decision, executed.
     pub fn pass(&mut self) {
+        self.crash_after(usize::MAX);
+    }
+
+    /// One decision; the operator dies after its status write and this many actions.
+    pub fn crash_after(&mut self, actions: usize) {
         let world = self.world();
+        self.past.push((self.job.clone(), self.children.clone(), self.pods.clone()));
+        if self.past.len() > 12 {
+            self.past.remove(0);
+        }
         let plan = rljob::decide(&self.job, &world, self.now, &self.settings);
+        self.carry_out(plan, actions, true);
+    }
+
+    /// One decision over what caches showed some looks ago; of an old object, a status write is refused.
+    pub fn stale_pass(&mut self, behind: usize, object: bool) {
+        let Some((job, children, pods)) = self.past.iter().rev().nth(behind).cloned() else { return };
+        let mut world = self.world();
+        // ServingCluster and RolloutPool are other watches; what matters here is Jobs and pods.
+        let jobs = |c: &Child| matches!(c.kind(), ChildKind::Job | ChildKind::ConfigMap);
+        world.children.retain(|c| !jobs(c));
+        world.children.extend(children.into_iter().filter(jobs));
+        world.pods = pods;
+        let current = !object || job.status == self.job.status && job.spec == self.job.spec;
+        let seen = if object { job } else { self.job.clone() };
+        let plan = rljob::decide(&seen, &world, self.now, &self.settings);
+        self.carry_out(plan, usize::MAX, current);
+    }
+
+    fn carry_out(&mut self, plan: plan::Plan<RLJobStatus>, actions: usize, current: bool) {
         self.requeue = plan.requeue_at;
         if let Some(status) = plan.status {
+            if !current {
+                return;
+            }
             self.writes += 1;
             // Through JSON, as the API server would keep it.
             self.job.status = Some(serde_json::from_value(serde_json::to_value(&status).unwrap()).unwrap());
         }
         self.last_actions.clone_from(&plan.actions);
-        for action in plan.actions {
+        for action in plan.actions.into_iter().take(actions) {
             self.execute(action);
         }
+    }
+
+    /// Attempts with a pod that may still write.
+    pub fn unfenced_attempts(&self) -> BTreeSet<u64> {
+        let fence = self.told.iter().map(|t| t.fence_attempts_up_to).max().unwrap_or(0);
+        self.pods
+            .iter()
+            .filter(|p| !plan::pod_facts::ended(p))
+            .filter(|p| plan::pod_facts::node(p).and_then(|n| self.nodes.get(n)) != Some(&NodeState::Gone))
+            .map(|p| plan::pod_facts::attempt(&p.metadata))
+            .filter(|n| *n > fence)
+            .collect()
+    }
+
+    pub fn has_pod(&self, index: u32) -> bool {
+        let Some(a) = self.job.status.as_ref().and_then(|s| s.attempt.as_ref()) else { return false };
+        self.pods.iter().any(|p| {
+            plan::pod_facts::attempt(&p.metadata) == a.id
+                && plan::pod_facts::index(p) == Some(index)
+                && !plan::pod_facts::ended(p)
+        })
+    }
+
+    pub fn set_node(&mut self, index: u32, state: Option<NodeState>) {
+        let name = format!("node-{index}");
+        match state {
+            // What is gone does not come back.
+            _ if self.nodes.get(&name) == Some(&NodeState::Gone) => {}
+            Some(s) => {
+                self.nodes.insert(name, s);
+            }
+            None => {
+                self.nodes.remove(&name);
+            }
+        }
+    }
+
+    /// Everything heals.
+    pub fn calm(&mut self) {
+        self.nodes.retain(|_, s| *s == NodeState::Gone);
+        self.conductor_up = true;
+        self.conductor_holds = true;
+        self.checkpoints_answer = true;
+        self.pods_ready = true;
+        self.pods_linger = false;
+        if self.job.spec.suspend {
+            self.edit(|j| j.spec.suspend = false);
+        }
+        let gone = self.nodes.clone();
+        self.pods.retain(|p| plan::pod_facts::node(p).is_none_or(|n| !gone.contains_key(n)));
     }
 
     fn execute(&mut self, action: Action) {
         match action {
             Action::Create(child) => {
+                if let Child::Job(j) = &child {
+                    let n = plan::pod_facts::attempt(&j.metadata);
+                    let known = self.job.status.as_ref().map_or(0, |s| s.attempts);
+                    assert!(n <= known, "Job {n} is made when status knows of {known}");
+                }
                 if !self.children.iter().any(|c| c.kind() == child.kind() && c.name() == child.name()) {
                     self.store(child, true);
                 }
@@ -331,6 +422,9 @@ impl Sim {
         }
         for (attempt, index, job) in new {
             self.uids += 1;
+            // The scheduler avoids lost nodes.
+            let node = format!("node-{index}");
+            let node = if self.nodes.contains_key(&node) { format!("{node}-spare") } else { node };
             let labels = BTreeMap::from([
                 (labels::RLJOB_UID.to_owned(), uid.clone()),
                 (labels::ROLE.to_owned(), "trainer".to_owned()),
@@ -344,7 +438,7 @@ impl Sim {
                     labels: Some(labels),
                     ..ObjectMeta::default()
                 },
-                spec: Some(PodSpec { node_name: Some(format!("node-{index}")), ..PodSpec::default() }),
+                spec: Some(PodSpec { node_name: Some(node), ..PodSpec::default() }),
                 status: Some(PodStatus { phase: Some("Running".into()), ..PodStatus::default() }),
             });
         }
@@ -384,8 +478,11 @@ impl Sim {
             if let Child::Job(j) = c
                 && failed.contains(&plan::pod_facts::attempt(&j.metadata))
             {
-                let status = j.status.get_or_insert_default();
-                status.conditions.get_or_insert_default().push(JobCondition {
+                let conditions = j.status.get_or_insert_default().conditions.get_or_insert_default();
+                if !conditions.is_empty() {
+                    continue;
+                }
+                conditions.push(JobCondition {
                     type_: "FailureTarget".into(),
                     status: "True".into(),
                     reason: Some("BackoffLimitExceeded".into()),
@@ -403,12 +500,10 @@ impl Sim {
             self.settle();
             if self.snapshot() == before && self.listing.is_none() {
                 // What only waits for a short time to pass.
+                let near = |t: Timestamp| t.duration_since(self.now) <= SignedDuration::from_millis(250);
                 match self.requeue {
-                    Some(t)
-                        if t.duration_since(self.now) <= SignedDuration::from_millis(250)
-                            && !self.last_actions.is_empty() =>
-                    {
-                        self.now = t
+                    Some(t) if near(t) && (self.ending() || !self.last_actions.is_empty()) => {
+                        self.now = t.max(self.now)
                     }
                     _ => return,
                 }
@@ -434,6 +529,10 @@ impl Sim {
             let step = self.now.checked_add(SignedDuration::from_millis(1000)).unwrap();
             self.now = next.max(step.min(end)).min(end);
         }
+    }
+
+    fn ending(&self) -> bool {
+        self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).is_some_and(|a| a.ending.is_some())
     }
 
     fn snapshot(&self) -> String {
@@ -482,8 +581,10 @@ impl Sim {
     }
 
     pub fn delete_job_by_hand(&mut self) {
-        let target = self.children.iter().find(|c| c.kind() == ChildKind::Job).unwrap().target(false);
-        self.remove(&target);
+        if let Some(job) = self.children.iter().find(|c| c.kind() == ChildKind::Job) {
+            let target = job.target(false);
+            self.remove(&target);
+        }
     }
 }
 
