@@ -14,6 +14,9 @@ type Fail = Box<dyn std::error::Error>;
 const CONFIG: &str = r#"{"architectures":["Qwen3ForCausalLM"],"vocab_size":47,"hidden_size":64,"intermediate_size":128,"num_hidden_layers":2,
 "num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"rms_norm_eps":1e-6,"rope_theta":10000.0,"tie_word_embeddings":true}"#;
 
+const LARGE: &str = r#"{"architectures":["LlamaForCausalLM"],"vocab_size":49152,"hidden_size":576,"intermediate_size":1536,"num_hidden_layers":30,
+"num_attention_heads":9,"num_key_value_heads":3,"rms_norm_eps":1e-5,"rope_theta":100000.0,"tie_word_embeddings":true}"#;
+
 /// The median of some runs, after two that warm up.
 fn median(runs: usize, mut f: impl FnMut() -> Result<(), Fail>) -> Result<f64, Fail> {
     let mut times = vec![];
@@ -89,7 +92,19 @@ fn main() -> Result<(), Fail> {
     };
     report("forward", median(20, forward)?, tokens.len(), per_token * tokens.len() as f64);
 
-    for batch in [1, 8, 128] {
+    decode(&model, "decode", &[1, 8, 128])?;
+    // A real small model's shape (SmolLM2-135M), random weights.
+    if std::env::args().nth(2).is_some_and(|a| a == "large") {
+        let large =
+            Model::new(be, Arc::new(SingleRank::new("tp")), ModelConfig::from_json(LARGE)?, ModelOptions::default())?;
+        large.params().flat().write::<f32>()?.iter_mut().enumerate().for_each(|(i, w)| *w = (i % 31) as f32 * 1e-3);
+        decode(&large, "decode_135m", &[1, 2, 4, 8, 16, 32])?;
+    }
+    Ok(())
+}
+
+fn decode(model: &Model, name: &str, batches: &[usize]) -> Result<(), Fail> {
+    for &batch in batches {
         let cache = model.new_kv_cache(batch)?;
         let pages: Vec<[u32; 1]> = (0..batch as u32).map(|i| [i]).collect();
         let cached = 12;
@@ -107,7 +122,13 @@ fn main() -> Result<(), Fail> {
             model.logits_stats(&logits, &next, &temperatures)?;
             Ok(())
         };
-        report(&format!("decode_{batch}"), median(200, decode)?, batch, per_token * batch as f64);
+        let runs = if model.config().layers > 4 { 5 } else { 200 };
+        report(
+            &format!("{name}_{batch}"),
+            median(runs, decode)?,
+            batch,
+            model.config().forward_flops_per_token(13) * batch as f64,
+        );
     }
     Ok(())
 }

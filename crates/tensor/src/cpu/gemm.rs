@@ -3,6 +3,8 @@
 //! Why this library: it sums K in blocks of one fixed length whatever M and N are, so the bits of a row depend neither
 //! on the rows beside it nor on how the work is cut over threads. The conformance suite checks it on every machine.
 
+#[cfg(target_arch = "x86_64")]
+use super::gemv;
 use super::threads::Threads;
 use crate::ops::{Gemm, GemmDims};
 use crate::{Error, Result};
@@ -52,8 +54,18 @@ pub(super) fn gemm(threads: &Threads, a: &Gemm) -> Result<()> {
     {
         return Err(Error::shape("gemm", "a leading dimension is smaller than its row".to_owned()));
     }
-    let out = Out { ptr: d.as_mut_ptr(), len: d.len(), ld };
     let (alpha, beta) = (a.alpha as f32, a.beta as f32);
+    #[cfg(target_arch = "x86_64")]
+    if m <= gemv::MAX_ROWS
+        && !a.ta
+        && a.tb
+        && alpha == 1.0
+        && beta == 0.0
+        && few_rows(threads, am, bm, (m, n, k), &mut d, ld)
+    {
+        return Ok(());
+    }
+    let out = Out { ptr: d.as_mut_ptr(), len: d.len(), ld };
     if threads.count() == 1 || m * n * k < SHARE {
         block(am, bm, &out, (0, m), (0, n), k, alpha, beta);
         return Ok(());
@@ -69,6 +81,36 @@ pub(super) fn gemm(threads: &Threads, a: &Gemm) -> Result<()> {
         block(am, bm, &out, rows, cols, k, alpha, beta);
     });
     Ok(())
+}
+
+/// `x W^T` for few rows without packing, where that gives the same bits. False when it does not.
+#[cfg(target_arch = "x86_64")]
+fn few_rows(threads: &Threads, x: Mat, w: Mat, (m, n, k): (usize, usize, usize), d: &mut [f32], ld: usize) -> bool {
+    let same = gemv::agrees(|o, m, n, out| {
+        let (a, b) = (Mat { data: o.x, rs: o.ldx, cs: 1 }, Mat { data: o.w, rs: 1, cs: o.ldw });
+        block(a, b, &Out { ptr: out.as_mut_ptr(), len: out.len(), ld: n }, (0, m), (0, n), o.k, 1.0, 0.0);
+    });
+    if !same || k == 0 {
+        return false;
+    }
+    // For `B = W^T`, a column of B is a row of W.
+    let part = |at: usize, cols: usize| gemv::Operands {
+        x: x.data,
+        ldx: x.rs,
+        w: &w.data[at * w.cs..at * w.cs + (cols - 1) * w.cs + k],
+        ldw: w.cs,
+        k,
+    };
+    if m > 1 || threads.count() == 1 || n * k < SHARE {
+        gemv::product(&part(0, n), m, n, d, ld);
+    } else {
+        // One row: its columns are one run of memory, cut for the threads.
+        let step = n.div_ceil(threads.count()).next_multiple_of(JOB);
+        threads.for_each(d[..n].chunks_mut(step).enumerate(), |(i, d)| {
+            gemv::product(&part(i * step, d.len()), 1, d.len(), d, ld)
+        });
+    }
+    true
 }
 
 #[allow(clippy::too_many_arguments)]

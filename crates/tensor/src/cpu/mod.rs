@@ -4,6 +4,8 @@
 
 mod attention;
 mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod gemv;
 mod layers;
 mod logprob;
 mod simd;
