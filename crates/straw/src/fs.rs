@@ -3,7 +3,9 @@
 //! The contract is the weakest that POSIX file systems and shared mounts keep:
 //! * bytes written are durable only after [`File::sync_data`] returned;
 //! * a name that was created, renamed or removed is so durably only after [`Dir::sync`] returned;
-//! * [`Dir::create_new`] is atomic among all hosts: of two callers one fails with `AlreadyExists`.
+//! * [`Dir::create_new`] is atomic among all hosts: of two callers one fails with `AlreadyExists`;
+//! * [`Dir::exists`] sees a name that another host created before the call. A mount that remembers *missing* names (NFS with
+//!   `lookupcache=all`, a FUSE mount with a negative entry timeout) breaks this, and with it the fence.
 
 use std::fmt;
 use std::io::{self, IoSlice};

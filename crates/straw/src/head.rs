@@ -98,11 +98,12 @@ impl Head {
         })
     }
 
-    /// Checks every byte of the record and gives views of its tensors.
-    pub(crate) fn open(&self, reference: &Ref, bytes: Arc<Vec<u8>>) -> Result<Record> {
+    /// Checks every byte of the record, which begins at `base` of `bytes`, and gives views of its tensors.
+    pub(crate) fn open(&self, reference: &Ref, bytes: &Arc<Vec<u8>>, base: usize) -> Result<Record> {
         let mut record = Record::default();
         for (i, part) in self.parts(reference.head).enumerate() {
             let range = usize_range(&part.range);
+            let range = base + range.start..base + range.end;
             let data = bytes.get(range.clone()).unwrap_or_default();
             part.verify(reference, part.range.start, data)?;
             match self.tensors.get(i) {

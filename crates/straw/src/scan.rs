@@ -176,7 +176,7 @@ fn first_damage(file: &dyn File, extent: &Extent) -> Result<Option<String>> {
         }
         let bytes = file.read_at(r.offset, len).map_err(|e| Error::io("read", file_name(&r.pack), e))?;
         let whole = match Head::decode(r, &bytes) {
-            Ok(head) => head.open(r, Arc::new(bytes)).map(drop),
+            Ok(head) => head.open(r, &Arc::new(bytes), 0).map(drop),
             Err(bad) => Err(Error::corrupt(file_name(&r.pack), r.offset, bad.text())),
         };
         if let Err(e) = whole {

@@ -18,6 +18,9 @@ use crate::tensor::Tensor;
 use crate::writer::Writer;
 use crate::{Error, Ref, Result};
 
+/// Records of one read are at most this far apart, and this long together, bytes.
+const RUN_GAP_MAX: u64 = 64 << 10;
+const RUN_BYTES_MAX: u64 = 8 << 20;
 /// Open files and decoded heads kept for the next read.
 const FILES_KEPT: usize = 256;
 const HEADS_KEPT: usize = 4096;
@@ -95,8 +98,45 @@ impl Store {
     /// Reads a record: one `pread`, every byte checked once. Tensors share the buffer that was read.
     pub fn read(&self, reference: &Ref) -> Result<Record> {
         let (head, bytes) = self.read_checked(reference, reference.len)?;
-        self.keep_head(reference, &head);
-        head.open(reference, Arc::new(bytes))
+        head.open(reference, &Arc::new(bytes), 0)
+    }
+
+    /// Reads many records, in the order asked for. Records that lie close together in a pack are read by one `pread`; their
+    /// tensors then share its buffer.
+    pub fn read_many(&self, references: &[Ref]) -> Result<Vec<Record>> {
+        let mut order: Vec<usize> = (0..references.len()).collect();
+        order.sort_by_key(|i| references.get(*i));
+        let mut records: Vec<Option<Record>> = vec![None; references.len()];
+        let mut rest = order.as_slice();
+        while !rest.is_empty() {
+            let run = run_length(references, rest);
+            let (now, later) = rest.split_at(run);
+            self.read_run(references, now, &mut records)?;
+            rest = later;
+        }
+        let all: Option<Vec<Record>> = records.into_iter().collect();
+        Ok(all.unwrap_or_else(|| unreachable!("each record is in one run")))
+    }
+
+    /// Reads the records `run` of `references`, neighbours in one pack.
+    fn read_run(&self, references: &[Ref], run: &[usize], out: &mut [Option<Record>]) -> Result<()> {
+        let members = || run.iter().filter_map(|i| references.get(*i).map(|r| (*i, r)));
+        let Some((_, first)) = members().next() else { return Ok(()) };
+        let end = members().map(|(_, r)| r.offset + r.len).max().unwrap_or(first.offset);
+        let whole = if run.len() > 1 { self.read_exact(first, 0, end - first.offset).ok().map(Arc::new) } else { None };
+        for (i, r) in members() {
+            let base = usize::try_from(r.offset - first.offset).unwrap_or(usize::MAX);
+            let shared = whole.as_ref().and_then(|bytes| {
+                let head = Head::decode(r, bytes.get(base..).unwrap_or_default()).ok()?;
+                head.open(r, bytes, base).ok()
+            });
+            // Whatever is wrong with one of them, the single read has the retry and the precise error.
+            let record = shared.map_or_else(|| self.read(r), Ok)?;
+            if let Some(place) = out.get_mut(i) {
+                *place = Some(record);
+            }
+        }
+        Ok(())
     }
 
     /// Reads the rows `rows` (along the first dimension) of one tensor of a record, and checks the blocks they lie in.
@@ -158,8 +198,7 @@ impl Store {
             }
             receipts.extend(found.extents.into_iter().map(|e| (e.submission, e.refs)));
         }
-        self.inner.dir.sync().map_err(|e| Error::io("sync", self.dir_name(), e))?;
-        Ok(receipts)
+        Ok(receipts) // a pack's name is durable before its first extent is written
     }
 
     /// The receipt of one submission; see [`Store::receipts`].
@@ -286,4 +325,21 @@ impl Store {
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.inner.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How many of the first records of `order` (sorted by place) are read together.
+fn run_length(references: &[Ref], order: &[usize]) -> usize {
+    let mut members = order.iter().filter_map(|i| references.get(*i));
+    let Some(first) = members.next() else { return 0 };
+    let mut end = first.offset.saturating_add(first.len);
+    let mut count = 1;
+    for r in members {
+        let near = r.pack == first.pack && r.offset <= end.saturating_add(RUN_GAP_MAX);
+        end = end.max(r.offset.saturating_add(r.len));
+        if !near || end - first.offset > RUN_BYTES_MAX {
+            break;
+        }
+        count += 1;
+    }
+    count
 }

@@ -224,6 +224,9 @@ fn a_full_volume_fails_the_transaction_and_not_the_journal() {
     assert!(matches!(journal.append(&txn(3)), Err(Error::Poisoned { .. })));
 }
 
+/// What the first owner goes on to do; it notes what was acknowledged to it.
+type ZombieDoes<'a> = &'a dyn Fn(&SimFs, &Journal, &mut Vec<Vec<u8>>);
+
 /// What two owners did, and were told.
 #[derive(Default)]
 struct Told {
@@ -234,7 +237,7 @@ struct Told {
 /// Runs `zombie_does` on a journal with three transactions; at its `at`th file operation another process claims the journal
 /// and appends. Gives false when there is no such operation. Checks that the third owner finds exactly what the second one
 /// found and added, and that whatever the first was told is in it.
-fn takeover_at(at: i64, zombie_does: &dyn Fn(&SimFs, &Journal, &mut Vec<Vec<u8>>)) -> bool {
+fn takeover_at(at: i64, zombie_does: ZombieDoes<'_>) -> bool {
     let (sim, plain) = sim(at as u64);
     let count = Arc::new(AtomicI64::new(i64::MIN)); // off until set
     let told = Arc::new(Mutex::new(Told::default()));

@@ -1,14 +1,14 @@
 //! The queue against a naive model, and its rules one by one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use straw::queue::{
     AttemptId, BatchId, Class, Completion, DropCause, Lease, LeaseTerms, NewTask, Op, Position, Refused, Settled,
     TaskId,
 };
-use straw::{Queue, Ref};
+use straw::{Collector, PackInfo, Queue, Ref};
 
 const TERMS: LeaseTerms = LeaseTerms { duration_ms: 50, per_worker_max: 3 };
 const WORKERS: [&str; 3] = ["a", "b", "c"];
@@ -42,6 +42,7 @@ struct ModelTask {
     key: Option<u64>,
     failures: u32,
     failures_max: u32,
+    partial: bool,
     holder: Option<(AttemptId, usize, u64)>,
 }
 
@@ -50,6 +51,7 @@ struct ModelGroup {
     position: u64,
     task: u64,
     submission: String,
+    result: Vec<u64>,
     batch: Option<u64>,
 }
 
@@ -68,7 +70,7 @@ impl Model {
         self.task(lease.task.0).is_some_and(|t| t.holder.is_some_and(|(attempt, ..)| attempt == lease.attempt))
     }
 
-    fn to_the_end(&mut self, id: u64) {
+    fn line_up(&mut self, id: u64) {
         let at = self.tasks.iter().position(|t| t.id == id).unwrap();
         let task = self.tasks.remove(at);
         self.tasks.push(task);
@@ -88,13 +90,14 @@ impl Model {
             self.end(id);
             self.dropped += 1;
         } else {
-            self.to_the_end(id);
+            self.line_up(id);
         }
     }
 
-    fn complete(&mut self, id: u64, submission: &str) {
+    fn complete(&mut self, id: u64, submission: &str, result: Vec<u64>) {
         self.tasks.retain(|t| t.id != id);
-        let group = ModelGroup { position: self.positions, task: id, submission: submission.into(), batch: None };
+        let group =
+            ModelGroup { position: self.positions, task: id, submission: submission.into(), result, batch: None };
         self.accepted.push(group);
         self.positions += 1;
     }
@@ -212,8 +215,15 @@ impl Pair {
         let done = self.apply(self.queue.submit(vec![new_task(id, attempts_max)]));
         assert_eq!(done, !known);
         if done {
-            let task =
-                ModelTask { id, class: Class::Fresh, key: None, failures: 0, failures_max: attempts_max, holder: None };
+            let task = ModelTask {
+                id,
+                class: Class::Fresh,
+                key: None,
+                failures: 0,
+                failures_max: attempts_max,
+                partial: false,
+                holder: None,
+            };
             self.model.tasks.push(task);
         }
     }
@@ -240,7 +250,7 @@ impl Pair {
             Ok(Completion::Accept(op)) => {
                 assert!(self.model.holds(&lease) && same.is_none());
                 self.apply(Ok(op));
-                self.model.complete(id, &submission);
+                self.model.complete(id, &submission, vec![id]);
             }
             Ok(Completion::Already(position)) => assert_eq!(Some(position.0), same),
             Ok(Completion::Settled) => assert!(self.model.over.contains(&id)),
@@ -259,7 +269,7 @@ impl Pair {
                 assert!(self.model.task(id).is_some());
                 assert!(self.model.accepted.iter().all(|g| g.submission != submission));
                 self.apply(Ok(op));
-                self.model.complete(id, &submission);
+                self.model.complete(id, &submission, vec![id, id + 1]);
             }
             Ok(Completion::Already(p)) => {
                 assert!(
@@ -289,8 +299,8 @@ impl Pair {
         assert_eq!(self.apply(op), holds);
         if holds {
             let task = self.model.task(lease.task.0).unwrap();
-            (task.class, task.key, task.holder) = (class, key, None);
-            self.model.to_the_end(lease.task.0);
+            (task.class, task.key, task.partial, task.holder) = (class, key, true, None);
+            self.model.line_up(lease.task.0);
         }
     }
 
@@ -480,6 +490,12 @@ impl Pair {
             (queue.next_batch().0, queue.consumed().0, queue.released().0),
             (model.planned, model.consumed, model.released)
         );
+        let parts = model.tasks.iter().filter(|t| t.partial).map(|_| 7);
+        let results = model.accepted.iter().flat_map(|g| g.result.clone());
+        let payloads = model.batches.iter().filter(|(_, (_, ready))| *ready).map(|(id, _)| 1000 + id);
+        let live: BTreeSet<String> = parts.chain(results).chain(payloads).map(|n| reference(n).pack).collect();
+        assert_eq!(queue.live_packs(), live, "what durable state can reach");
+        assert_eq!(queue.live_refs().map(|r| r.pack.clone()).collect::<BTreeSet<_>>(), live);
         for id in 0..60 {
             assert_eq!(queue.is_settled(TaskId(id)), model.over.contains(&id));
         }
@@ -596,6 +612,28 @@ fn a_pack_is_retired_only_when_nothing_refers_to_it_and_never_referred_to_again(
     let op = q.retire(std::slice::from_ref(&one.pack));
     apply(&mut q, op);
     assert_eq!(q.retired().len(), 2);
+}
+
+#[test]
+fn a_pack_is_given_up_only_when_no_work_from_before_can_need_it() {
+    let mut q = queue();
+    let op = q.submit((0..3).map(|id| new_task(id, 3)).collect());
+    apply(&mut q, op);
+    let pack = |n: u64, sealed| PackInfo { name: reference(n).pack, owner: "w".into(), bytes: 100 * n, sealed };
+    let packs = [pack(1, true), pack(2, true), pack(3, false)];
+    let mut collector = Collector::new(10, 1000);
+    let lease = q.acquire("w", 1, 0, TERMS).remove(0);
+    assert!(collector.candidates(&packs, &q, 0).is_empty(), "first seen");
+    assert!(collector.candidates(&packs, &q, 20).is_empty(), "the worker may be about to complete from it");
+    let Ok(Completion::Accept(op)) = q.offer(lease.task, "s", &[reference(2)]) else { panic!() };
+    q.apply(&op).unwrap();
+    q.acquire("w", 1, 20, TERMS);
+    assert_eq!(collector.candidates(&packs, &q, 20), [reference(1).pack], "later leases do not hold it");
+    assert_eq!(collector.candidates(&packs, &q, 999), [reference(1).pack], "an open pack waits longer");
+    let grown = [pack(2, true), PackInfo { bytes: 301, ..pack(3, false) }];
+    assert!(collector.candidates(&grown, &q, 1000).is_empty(), "its writer lives");
+    q.release_worker("w");
+    assert_eq!(collector.candidates(&grown, &q, 2000), [reference(3).pack]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The store on the real file system.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod support;
+
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use straw::{Error, Options, RealFs, Record, Ref, Store, Tensor};
+use straw::{Durability, Error, Options, RealFs, Record, Ref, SimFs, Store, Tensor};
 
 fn store(dir: &std::path::Path) -> Store {
     Store::open(RealFs::new(), dir).unwrap()
@@ -154,4 +156,117 @@ fn limits_and_names_are_refused_with_their_reason() {
     let outside = Ref { pack: "../../etc/passwd".into(), ..gone };
     assert!(matches!(store.read(&outside), Err(Error::PackMissing { .. })));
     assert_eq!(writer.publish("nothing", &[]).unwrap(), []);
+}
+
+#[test]
+fn concurrent_publishes_share_syncs() {
+    let sim = SimFs::new(1);
+    let slow = |op: &str| {
+        if op == "sync" {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    };
+    let fs = support::Hooked { inner: sim.clone(), hook: Arc::new(slow) };
+    let store = Store::open(Arc::new(fs), "/packs").unwrap();
+    let writer = Arc::new(store.writer("w").unwrap());
+    let publish = |t: u64| {
+        let writer = writer.clone();
+        let all =
+            move || (0..20).map(|i| writer.publish(&format!("{t}-{i}"), &[record(t + i, 3, 3)]).unwrap()).collect();
+        std::thread::spawn(all)
+    };
+    let threads: Vec<std::thread::JoinHandle<Vec<Vec<Ref>>>> = (0..8).map(publish).collect();
+    let refs: Vec<Vec<Vec<Ref>>> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+    assert!(sim.syncs() < 160, "{} syncs for 160 publishes", sim.syncs());
+    let after = Store::open(Arc::new(sim.power_loss(7)), "/packs").unwrap();
+    for (t, refs) in refs.iter().enumerate() {
+        for (i, refs) in refs.iter().enumerate() {
+            assert_eq!(after.read(&refs[0]).unwrap(), record((t + i) as u64, 3, 3));
+        }
+    }
+}
+
+#[test]
+fn one_publish_is_one_write_and_one_sync() {
+    let sim = SimFs::new(1);
+    let writer = Store::open(Arc::new(sim.clone()), "/packs").unwrap().writer("w").unwrap();
+    writer.publish("first", &[record(0, 1, 1)]).unwrap();
+    let before = sim.mutations();
+    writer.publish("second", &[record(1, 100, 100), record(2, 10, 10)]).unwrap();
+    assert_eq!(sim.mutations() - before, 2);
+}
+
+#[test]
+fn many_records_read_together_as_they_do_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { pack_bytes_target: 200 << 10, ..Options::default() };
+    let store = Store::open_with(RealFs::new(), dir.path(), options).unwrap();
+    let (one, two) = (store.writer("one").unwrap(), store.writer("two").unwrap());
+    let mut refs = Vec::new();
+    for i in 0..60u64 {
+        let rows = if i % 10 == 0 { 20_000 } else { 5 + i }; // some so large that a run ends
+        let writer = if i % 3 == 0 { &one } else { &two };
+        refs.push((writer.publish(&format!("{i}"), &[record(i, rows, 2)]).unwrap().remove(0), record(i, rows, 2)));
+    }
+    refs.reverse();
+    refs.push(refs[3].clone());
+    let asked: Vec<Ref> = refs.iter().map(|(r, _)| r.clone()).collect();
+    let read = store.read_many(&asked).unwrap();
+    assert!(read.iter().eq(refs.iter().map(|(_, record)| record)));
+    assert_eq!(store.read_many(&[]).unwrap(), []);
+    flip(dir.path(), &asked[7].pack, asked[7].offset + 400);
+    assert!(matches!(store.read_many(&asked), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn bytes_that_have_not_arrived_are_told_from_corruption() {
+    let sim = SimFs::new(1);
+    let open = || Store::open(Arc::new(sim.clone()), "/packs").unwrap();
+    let r = open().writer("w").unwrap().publish("s", &[record(1, 50, 50)]).unwrap().remove(0);
+    let path = format!("/packs/{}.pack", r.pack);
+    sim.resize(&path, r.offset + 10);
+    let early = open().read(&r).unwrap_err();
+    assert!(matches!(early, Error::NotVisible { .. }) && early.is_retryable(), "short: {early}");
+    sim.resize(&path, r.offset);
+    sim.resize(&path, r.offset + r.len);
+    let early = open().read(&r).unwrap_err();
+    assert!(matches!(early, Error::NotVisible { .. }), "zeros: {early}");
+    assert!(!Error::PackMissing { pack: "p".into(), dir: "d".into() }.is_retryable());
+}
+
+#[test]
+fn process_durability_survives_the_process_and_never_lies_after_the_machine() {
+    let options = Options { durability: Durability::Process, ..Options::default() };
+    let sim = SimFs::new(1);
+    let writer = Store::open_with(Arc::new(sim.clone()), "/packs", options).unwrap().writer("w").unwrap();
+    let refs: Vec<Ref> = (0..20).flat_map(|i| writer.publish(&format!("{i}"), &[record(i, 30, 3)]).unwrap()).collect();
+    assert_eq!(sim.syncs(), 0);
+    let mut lost = 0;
+    for seed in 0..30 {
+        let alive = Store::open(Arc::new(sim.process_death()), "/packs").unwrap();
+        let after = Store::open(Arc::new(sim.power_loss(seed)), "/packs").unwrap();
+        for (i, r) in refs.iter().enumerate() {
+            assert_eq!(alive.read(r).unwrap(), record(i as u64, 30, 3));
+            match after.read(r) {
+                Ok(whole) => assert_eq!(whole, record(i as u64, 30, 3)),
+                Err(_) => lost += 1,
+            }
+        }
+    }
+    assert!(lost > 0, "the simulated machine loses what was not synced");
+}
+
+#[test]
+fn a_retired_pack_is_forgotten_so_that_its_submission_can_be_published_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let writer = store.writer("w").unwrap();
+    let refs = writer.publish("s", &[record(1, 2, 2)]).unwrap();
+    let freed = store.remove(&[refs[0].pack.clone()].into()).unwrap();
+    assert!(freed > 0 && matches!(store.read(&refs[0]), Err(Error::PackMissing { .. })));
+    writer.retired(&refs[0].pack);
+    let again = writer.publish("s", &[record(1, 2, 2)]).unwrap();
+    assert_ne!(again[0].pack, refs[0].pack);
+    assert_eq!(store.read(&again[0]).unwrap(), record(1, 2, 2));
+    assert_eq!(store.packs().unwrap().len(), 1);
 }
