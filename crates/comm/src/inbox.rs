@@ -114,6 +114,19 @@ impl Inbox {
         }
     }
 
+    /// Waits until it is known why `peer` left (or this rank was aborted), for at most `patience`.
+    pub(crate) fn await_departure(&self, peer: usize, patience: Duration) {
+        let started = Instant::now();
+        let mut state = self.lock();
+        while state.aborted.is_none() && !state.departed.contains_key(&peer) {
+            let Some(left) = patience.checked_sub(started.elapsed()).filter(|d| !d.is_zero()) else { return };
+            state = match self.changed.wait_timeout(state, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
     pub(crate) fn waits(&self) -> Vec<Wait> {
         self.lock().waits.iter().map(|(_, w)| w.clone()).collect()
     }

@@ -18,6 +18,9 @@ use crate::transport::{Transport, describe_wait};
 /// A blocked write looks this often whether it has become pointless.
 const WRITE_POLL: Duration = Duration::from_millis(100);
 
+/// After a failed write, how long to wait for the reader to find the peer's parting words.
+const REASON_PATIENCE: Duration = Duration::from_millis(500);
+
 pub(crate) struct TcpTransport {
     rank: usize,
     timeout: Duration,
@@ -96,7 +99,8 @@ impl TcpTransport {
                     }
                 }
                 Err(e) => {
-                    // The reader thread usually knows better (a reason the peer gave, an abort of ours).
+                    // The reader thread knows better (the reason the peer gave), or will in a moment.
+                    self.inbox.await_departure(to, REASON_PATIENCE);
                     self.inbox.check(group, tag)?;
                     return Err(lost(&e.to_string()));
                 }
