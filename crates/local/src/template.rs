@@ -16,9 +16,20 @@ use crate::{
 };
 
 /// What a process gets from this machine's environment, unless its template says otherwise: a container has these from its
-/// image.
-const FROM_HOST: [&str; 9] =
-    ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "RUST_LOG", "RUST_BACKTRACE", "RAYON_NUM_THREADS"];
+/// image. The last two order faults, in tests.
+const FROM_HOST: [&str; 11] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "RAYON_NUM_THREADS",
+    "THRESH_FAULTS",
+    "THRESH_CONDUCTOR_FAULTS",
+];
 
 /// Name of this machine's node in pods, unless more than one is played.
 pub const NODE: &str = "localhost";
