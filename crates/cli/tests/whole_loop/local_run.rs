@@ -77,11 +77,6 @@ impl LocalRun {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// The manifest, as the run watches it.
-    pub fn manifest(&self) -> PathBuf {
-        self.folder.path().join("rljob.yaml")
-    }
-
     /// The state folder.
     pub fn state(&self) -> PathBuf {
         self.folder.path().join("state")

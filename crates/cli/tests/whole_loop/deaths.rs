@@ -1,9 +1,6 @@
 //! Every part of a run dies, one after the other, and the run completes with no hand.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod local_run;
-
-use local_run::{LocalRun, Process, quickstart_manifest, signal};
+use crate::local_run::{LocalRun, Process, quickstart_manifest, signal};
 use rustix::process::Signal;
 
 fn ranks(run: &LocalRun) -> Vec<Process> {

@@ -1,9 +1,6 @@
 //! The quickstart reaches its reward, in both modes, and its closing line cannot be had any other way.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod local_run;
-
-use local_run::{LocalRun, quickstart_manifest};
+use crate::local_run::{LocalRun, quickstart_manifest};
 
 /// The closing line's numbers: A, B, steps, gap, tokens.
 fn closing_line(output: &str) -> Option<(f64, f64, u64, f64, u64)> {
@@ -67,10 +64,16 @@ fn without_a_learning_rate_the_quickstart_fails() {
 #[test]
 fn one_changed_weight_in_one_published_folder_shows_in_the_gap() {
     let manifest = quickstart_manifest().replace("totalSteps: 50", "totalSteps: 6");
-    // The warm start publishes a version at each check, so the RL phase begins at some later one: change several.
-    let mut run = LocalRun::start(&manifest, &["--quickstart-check"], &[("THRESH_FAULTS", "flip-weight:step=3")]);
+    let mut clean = LocalRun::start(&manifest, &[], &[]);
+    assert_eq!(clean.wait(), 0, "{}", clean.report());
+    let version = clean.steps()[3].weight_version;
+    let fault = format!("flip-weight:version={version}");
+    let mut run = LocalRun::start(&manifest, &["--quickstart-check"], &[("THRESH_FAULTS", &fault)]);
     assert_ne!(run.wait(), 0, "{}", run.report());
-    let steps = run.steps();
-    assert!(steps.iter().any(|record| record.train.gap_max > 0.0), "{}", run.report());
-    assert!(steps.iter().any(|record| record.train.gap_max == 0.0), "the other folders are untouched");
+    for record in run.steps() {
+        let flipped = record.weight_version == version;
+        assert_eq!(record.train.gap_max > 0.0, flipped, "step {}: gap {}", record.step, record.train.gap_max);
+    }
+    let last = run.output().lines().last().unwrap_or_default().to_owned();
+    assert!(last.starts_with("quickstart: failed") && last.contains("gap"), "{last}");
 }

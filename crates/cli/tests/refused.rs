@@ -1,0 +1,153 @@
+//! A refused manifest, or a wrong flag, changes nothing and starts nothing.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+const GOOD: &str = include_str!("../../../examples/quickstart/rljob.yaml");
+
+struct Desk {
+    folder: tempfile::TempDir,
+}
+
+impl Desk {
+    /// A folder with the quickstart's data and this manifest.
+    fn new(manifest: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
+        let claim = folder.path().join("volumes/thresh-data/sort5");
+        fs::create_dir_all(claim.join("model")).unwrap();
+        for file in ["model/config.json", "train.jsonl", "eval.jsonl", "warm.jsonl"] {
+            fs::write(claim.join(file), "{}").unwrap();
+        }
+        Self { folder }
+    }
+
+    fn thresh(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_thresh")).args(args).current_dir(self.folder.path()).output().unwrap()
+    }
+
+    fn refused(&self, args: &[&str]) -> String {
+        let before = self.files();
+        let output = self.thresh(args);
+        assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(self.files(), before, "a refused run leaves no trace");
+        assert!(output.stdout.is_empty());
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn files(&self) -> Vec<String> {
+        fn walk(folder: &Path, all: &mut Vec<String>) {
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                all.push(entry.path().display().to_string());
+                if entry.path().is_dir() {
+                    walk(&entry.path(), all);
+                }
+            }
+        }
+        let mut all = Vec::new();
+        walk(self.folder.path(), &mut all);
+        all.sort();
+        all
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once_with_file_and_line_and_nothing_is_left_behind() {
+    let bad = GOOD
+        .replace("perNode: 2", "perNode: 3")
+        .replace("maxNewTokens: 8", "maxNewTokens: 0")
+        .replace("  reward:", "  rewrd:");
+    let error = Desk::new(&bad).refused(&["run", "rljob.yaml"]);
+    insta::assert_snapshot!(error);
+}
+
+#[test]
+fn files_that_a_run_needs_at_once_are_looked_for_before_it_starts() {
+    let desk = Desk::new(GOOD);
+    fs::remove_file(desk.folder.path().join("volumes/thresh-data/sort5/train.jsonl")).unwrap();
+    fs::remove_file(desk.folder.path().join("volumes/thresh-data/sort5/model/config.json")).unwrap();
+    let error = desk.refused(&["run", "rljob.yaml", "--state", "st"]);
+    let folder = fs::canonicalize(desk.folder.path()).unwrap().display().to_string();
+    insta::assert_snapshot!(error.replace(&folder, "FOLDER"));
+}
+
+#[test]
+fn a_wrong_volume_flag_is_an_error_of_the_flags() {
+    let desk = Desk::new(GOOD);
+    let error = desk.refused(&["run", "rljob.yaml", "--volume", "thresh-data=/no/such/folder"]);
+    assert!(error.contains("--volume thresh-data=/no/such/folder: no such folder"), "{error}");
+    let output = desk.thresh(&["run", "rljob.yaml", "--volume", "nonsense"]);
+    assert_eq!(output.status.code(), Some(2));
+    let output = desk.thresh(&["run", "missing.yaml"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("error: cannot read missing.yaml: "), "{error}");
+}
+
+#[test]
+fn one_file_is_one_run_and_what_it_refers_to_is_in_it() {
+    let two = format!("{GOOD}\n---\n{}", GOOD.replace("name: sort5-grpo", "name: second"));
+    let error = Desk::new(&two).refused(&["run", "rljob.yaml"]);
+    assert!(error.contains("a second RLJob in one file"), "{error}");
+    let serving = "apiVersion: thresh.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: p}\nspec:\n  placement: Replicas\n  \
+                   replicas: 1\n  storage: {claimName: c}\n";
+    let error = Desk::new(serving).refused(&["run", "rljob.yaml"]);
+    assert!(error.contains("the file holds no RLJob"), "{error}");
+}
+
+#[test]
+fn a_refused_edit_of_a_stopped_run_changes_nothing_in_its_state() {
+    let desk = Desk::new(GOOD);
+    let stored = desk.folder.path().join("st/objects/rljobs");
+    fs::create_dir_all(&stored).unwrap();
+    let mut job: serde_json::Value = stored_job();
+    job["spec"]["sampling"]["samplesPerPrompt"] = 4.into();
+    fs::write(stored.join("sort5-grpo.json"), job.to_string()).unwrap();
+    let error = desk.refused(&["run", "rljob.yaml", "--state", "st"]);
+    assert!(error.contains("rljob.yaml:") && error.contains("spec.sampling"), "{error}");
+    let renamed = GOOD.replace("name: sort5-grpo", "name: another");
+    fs::write(desk.folder.path().join("rljob.yaml"), renamed).unwrap();
+    let error = desk.refused(&["run", "rljob.yaml", "--state", "st"]);
+    assert!(error.contains("the state folder holds the run `sort5-grpo`"), "{error}");
+}
+
+fn stored_job() -> serde_json::Value {
+    let objects = api::manifest::read(GOOD, "rljob.yaml").unwrap();
+    match &objects[0].kind {
+        api::manifest::Kind::RLJob(job) => serde_json::to_value(job).unwrap(),
+        other => panic!("{}", other.name()),
+    }
+}
+
+#[test]
+fn status_and_report_of_nothing_say_what_to_do() {
+    let desk = Desk::new(GOOD);
+    for command in ["status", "report"] {
+        let output = desk.thresh(&[command]);
+        assert_eq!(output.status.code(), Some(1));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.starts_with("error: no run under runs\n  fix: "), "{error}");
+    }
+}
+
+#[test]
+fn crds_are_written_as_they_are_checked_in() {
+    let desk = Desk::new(GOOD);
+    assert!(desk.thresh(&["crds", "--out", "crds"]).status.success());
+    let checked_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crds");
+    let mut files = 0;
+    for entry in fs::read_dir(desk.folder.path().join("crds")).unwrap().flatten() {
+        files += 1;
+        let there = checked_in.join(entry.file_name());
+        assert_eq!(
+            fs::read_to_string(entry.path()).unwrap(),
+            fs::read_to_string(&there).unwrap(),
+            "{}",
+            there.display()
+        );
+    }
+    assert_eq!(files, 3);
+}

@@ -1,0 +1,6 @@
+//! The whole loop on this machine, with all its real processes: it reaches its reward, and it outlives everything that dies.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod deaths;
+mod local_run;
+mod reward;
