@@ -21,6 +21,38 @@
 //! 4. *Nothing that durable state can reach is removed.* A pack is given up in the journal ([`Queue::retire`]) before its
 //!    file goes, and the queue refuses references into it from then on.
 //!
+//! # On disk
+//!
+//! ```text
+//! packs/OWNER-UNIQUE.pack     header | extent | extent | ... | footer      (the footer once its writer sealed it)
+//!   extent                    header { submission, table of records } | record | record ...
+//!   record                    head { names, types, shapes, a checksum for each 64 KiB } | tensors | meta
+//! journal/epoch-N             claim of epoch N, created exclusively: the fence
+//! journal/seg-N-K.log         header { seals the segment before it at a length } | frame | frame ...
+//! journal/snap-L-N.snap       the owner's state after transaction L
+//! ```
+//! All checksums are CRC-32C, seeded with file name and offset, so that bytes of another place never pass. Every structure
+//! is written once at its place; nothing is ever written over with other bytes. One publish is one gathered write and one
+//! `fdatasync`, shared with whoever publishes at the same time; folders are synced only when a name appeared.
+//!
+//! # What a failure leaves
+//!
+//! | failure | outcome |
+//! |---|---|
+//! | process killed, power lost | what was acknowledged is there; the call under way is there whole or not at all |
+//! | a write or sync fails | [`Error::Io`]; the pack or the journal is not used further, its bytes are not trusted: after a failed sync a file can look durable and not be |
+//! | volume full | [`Error::OutOfSpace`]; the same call works again once there is space |
+//! | two owners | the one of the lower epoch gets [`Error::Fenced`] instead of an acknowledgement |
+//! | damaged bytes | [`Error::Corrupt`] with file and offset; [`verify`] lists them all. Of an unsealed segment the very last frame alone cannot be told from a torn one |
+//! | bytes not visible yet on a shared mount | one look with the file opened anew, then [`Error::NotVisible`] |
+//!
+//! [`SimFs`] plays all of these; the tests crash a run at each of its writes, syncs and renames.
+//!
+//! # Giving space back
+//!
+//! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Store::remove`]; in this order. On a start
+//! call [`Store::remove`] with [`Queue::retired`], to finish what was interrupted.
+//!
 //! # A whole program
 //!
 //! ```

@@ -63,9 +63,10 @@ impl Journal {
 
 /// Creates the next epoch's claim exclusively, durable with its name.
 fn raise_epoch(dir: &dyn Dir, owner: &str) -> Result<u64> {
+    let names = recovery::list(dir)?;
+    let mut epoch = names.iter().map(|n| n.epoch()).max().unwrap_or(0);
     loop {
-        let names = recovery::list(dir)?;
-        let epoch = names.iter().map(|n| n.epoch()).max().unwrap_or(0) + 1;
+        epoch += 1; // a rival's claim may be taken although a cached listing does not show it
         let name = Name::Claim { epoch }.text();
         let file = match dir.create_new(&name) {
             Ok(file) => file,
