@@ -105,9 +105,11 @@ fn processes_move_and_sum_to_the_same_bits_as_threads() {
 fn a_killed_process_ends_every_wait_and_is_named() {
     let port = free_port();
     let mut victim = Rank::start("sit", port, 1, 3);
+    let (past_barrier, met) = std::sync::mpsc::channel();
     let bystander = std::thread::spawn(move || {
         let g = join(&config(port, 7, 2, 3), &Abort::new()).unwrap();
         g.barrier().unwrap();
+        past_barrier.send(()).unwrap();
         // It waits for rank 0, which is alive and waits for rank 1: still it must not wait for ever.
         let error = g.broadcast_bytes(Vec::new(), 0).unwrap_err();
         (error, g)
@@ -115,6 +117,7 @@ fn a_killed_process_ends_every_wait_and_is_named() {
     let world = join(&config(port, 7, 0, 3), &Abort::new()).unwrap();
     world.barrier().unwrap();
     victim.wait_for_line("sitting");
+    met.recv().unwrap();
     victim.0.kill().unwrap();
     let error = world.split("pair", &[0, 1]).unwrap().barrier().unwrap_err();
     assert!(matches!(error, tensor::Error::CommLost { peer: 1, .. }), "{error}");
