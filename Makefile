@@ -2,7 +2,7 @@
 CARGO ?= cargo
 STATE ?= runs/sort5-grpo
 
-.PHONY: quickstart build test fmt lint crds bench docs deny clean-run
+.PHONY: quickstart build test fmt lint crds
 
 build:
 	$(CARGO) build --release
@@ -23,3 +23,4 @@ lint:
 
 crds: build
 	target/release/thresh crds --out crds
+

@@ -18,7 +18,8 @@ pub fn quickstart_manifest() -> String {
     fs::read_to_string(repository().join("examples/quickstart/rljob.yaml")).unwrap()
 }
 
-fn repository() -> PathBuf {
+/// The root of the repository.
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
@@ -224,7 +225,8 @@ fn spawn(folder: &Path, arguments: &[String], environment: &[(String, String)]) 
         .unwrap()
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+/// Copies a folder with all it holds.
+pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().flatten() {
         let target = to.join(entry.file_name());

@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod deaths;
+mod docs;
+mod export;
 mod local_run;
 mod reward;
