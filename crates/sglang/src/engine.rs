@@ -112,7 +112,11 @@ pub trait Engine: Send + Sync {
     fn url(&self) -> &str;
 
     /// Generates one sample. Dropping the future closes the connection, which aborts the request.
-    fn generate<'a>(&'a self, request: &'a GenerateRequest, limit: Duration) -> BoxFuture<'a, Result<Generation, EngineError>>;
+    fn generate<'a>(
+        &'a self,
+        request: &'a GenerateRequest,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Generation, EngineError>>;
 
     /// Ends a request; unknown ids are not an error.
     fn abort<'a>(&'a self, rid: &'a str, limit: Duration) -> BoxFuture<'a, Result<(), EngineError>>;
@@ -124,7 +128,11 @@ pub trait Engine: Send + Sync {
     fn resume(&self, limit: Duration) -> BoxFuture<'_, Result<(), EngineError>>;
 
     /// Loads weights from a folder. On an error the old weights and version stay.
-    fn update_weights<'a>(&'a self, update: &'a WeightUpdate, limit: Duration) -> BoxFuture<'a, Result<(), EngineError>>;
+    fn update_weights<'a>(
+        &'a self,
+        update: &'a WeightUpdate,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<(), EngineError>>;
 
     /// Which weights it serves. Cheap: the liveness probe.
     fn model_info(&self, limit: Duration) -> BoxFuture<'_, Result<ModelInfo, EngineError>>;

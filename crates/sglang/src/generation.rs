@@ -106,7 +106,8 @@ impl Generation {
     /// # Errors
     /// Says what does not fit.
     pub fn from_reply(body: &[u8]) -> Result<Self, String> {
-        let reply: Reply = serde_json::from_slice(body).map_err(|error| format!("not an answer to /generate: {error}"))?;
+        let reply: Reply =
+            serde_json::from_slice(body).map_err(|error| format!("not an answer to /generate: {error}"))?;
         let count = reply.output_ids.len();
         let finish = match reply.meta_info.finish_reason {
             None => return Err("the sample is not finished".to_owned()),
@@ -132,13 +133,20 @@ impl Generation {
             }
         }
         let versions = spans(reply.meta_info.weight_versions, reply.meta_info.weight_version, count)?;
-        Ok(Self { output_ids: reply.output_ids, log_probs, versions, finish, cached_tokens: reply.meta_info.cached_tokens })
+        Ok(Self {
+            output_ids: reply.output_ids,
+            log_probs,
+            versions,
+            finish,
+            cached_tokens: reply.meta_info.cached_tokens,
+        })
     }
 }
 
 /// Servers before 0.5.20 only say the version at the end: one span then.
 fn spans(spans: Option<Vec<RawSpan>>, last: Option<String>, count: usize) -> Result<Vec<Span>, String> {
-    let number = |version: &str| version.parse::<u64>().map_err(|_| format!("weight version {version:?} is not a number"));
+    let number =
+        |version: &str| version.parse::<u64>().map_err(|_| format!("weight version {version:?} is not a number"));
     let end = u32::try_from(count).map_err(|_| "too many tokens".to_owned())?;
     if count == 0 {
         return Ok(Vec::new());
@@ -186,10 +194,7 @@ mod tests {
         assert_eq!(generation.log_probs, [-0.5, -1.5]);
         assert_eq!(generation.versions[1], Span { version: 7, start: 1, end: 2 });
         let old_server = reply(&[5, 6], &json!([[-0.5, 5, null], [-1.5, 6, null]]), &json!(null));
-        assert_eq!(
-            Generation::from_reply(&old_server).unwrap().versions,
-            [Span { version: 7, start: 0, end: 2 }]
-        );
+        assert_eq!(Generation::from_reply(&old_server).unwrap().versions, [Span { version: 7, start: 0, end: 2 }]);
     }
 
     #[test]
@@ -207,7 +212,11 @@ mod tests {
                 json!([{"version": "7", "start": 1, "end": 2}]),
                 "does not follow 0",
             ),
-            (json!([[-0.5, 5, null], [-0.5, 6, null]]), json!([{"version": "x", "start": 0, "end": 2}]), "not a number"),
+            (
+                json!([[-0.5, 5, null], [-0.5, 6, null]]),
+                json!([{"version": "x", "start": 0, "end": 2}]),
+                "not a number",
+            ),
         ] {
             let error = Generation::from_reply(&reply(&[5, 6], &rows, &versions)).unwrap_err();
             assert!(error.contains(why), "{error} should contain {why}");

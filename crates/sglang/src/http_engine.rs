@@ -34,7 +34,8 @@ impl HttpEngine {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let unreachable = |error: reqwest::Error| EngineError::Unreachable { url: url.clone(), reason: innermost(&error) };
+        let unreachable =
+            |error: reqwest::Error| EngineError::Unreachable { url: url.clone(), reason: innermost(&error) };
         let response = request.timeout(limit).send().await.map_err(unreachable)?;
         let status = response.status();
         let body = response.bytes().await.map_err(unreachable)?;

@@ -45,8 +45,7 @@ pub trait WeightTransport: Send + Sync {
             if info.version() == publication.version {
                 return Ok(());
             }
-            let why =
-                format!("it serves version {:?} after an update to {}", info.weight_version, publication.version);
+            let why = format!("it serves version {:?} after an update to {}", info.weight_version, publication.version);
             Err(EngineError::BadReply { url: engine.url().to_owned(), why })
         }
         .boxed()
