@@ -321,3 +321,16 @@ fn a_copied_page_serves_like_its_original() {
     };
     assert_eq!(bits(&next(&[1, 2])), bits(&next(&[4, 5])));
 }
+
+#[test]
+fn one_changed_weight_shows_in_the_log_probs() {
+    let (engine, trainer) = (Fixture::new("qwen3").model(), Fixture::new("qwen3").model());
+    let w = trainer.params().get(trainer.params().find("layers.1.mlp.down").unwrap());
+    w.write::<f32>().unwrap()[77] *= 1.0 + 1e-4;
+    let tokens = sequences(9, &[60], 512).remove(0);
+    let cache = engine.new_kv_cache(1).unwrap();
+    let mut seqs = [Served { tokens, prompt: 60, temperature: 1.0, pages: vec![], cached: 0, logps: vec![] }];
+    serve(&engine, &cache, &mut seqs, &[64], 16, 999, &mut vec![0]);
+    assert_ne!(bits(&seqs[0].logps), bits(&train(&trainer, &seqs, &[0])[0]));
+    assert_eq!(bits(&seqs[0].logps), bits(&train(&engine, &seqs, &[0])[0]));
+}

@@ -108,11 +108,7 @@ impl Rect {
         }
         let run: usize = both.shape[split..].iter().product();
         let start = |r: &Rect, index: &[usize]| {
-            let mut at = 0;
-            for i in 0..n {
-                at = at * r.shape[i] + index[i] - r.offset[i];
-            }
-            at
+            index.iter().zip(r.offset.iter().zip(&r.shape)).fold(0, |at, (i, (offset, n))| at * n + i - offset)
         };
         let mut index = both.offset.clone();
         loop {

@@ -129,3 +129,19 @@ fn block(a: Mat, b: Mat, out: &Out, rows: (usize, usize), cols: (usize, usize), 
         matrixmultiply::sgemm(m, k, n, alpha, pa, s(a.rs), s(a.cs), pb, s(b.rs), s(b.cs), beta, pc, s(out.ld), 1);
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::cpu::simd;
+
+    #[test]
+    fn the_path_for_few_rows_is_open_wherever_the_cpu_has_fma() {
+        // Its bits are the conformance suite's business; here, that it is not shut without anybody noticing.
+        let threads = Threads::new(1);
+        let (x, w, mut d) = ([1.0f32; 20], [2.0f32; 30], [0.0f32; 6]);
+        let (a, b) = (Mat { data: &x, rs: 10, cs: 1 }, Mat { data: &w, rs: 1, cs: 10 });
+        assert_eq!(few_rows(&threads, a, b, (2, 3, 10), &mut d, 3), simd::fast());
+        assert!(!simd::fast() || d == [20.0; 6]);
+    }
+}
