@@ -15,14 +15,14 @@ pub struct Failure {
     /// The order at hand, if there was one.
     pub during: Option<String>,
     /// What happened.
-    pub error: Error,
+    pub error: Box<Error>,
 }
 
 impl Failure {
     /// A failure before the first order.
     #[must_use]
     pub fn early(rank: usize, error: Error) -> Self {
-        Self { rank, during: None, error }
+        Self { rank, during: None, error: Box::new(error) }
     }
 
     /// The exit code of the process ([`exit`]).
@@ -46,7 +46,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        Some(&*self.error)
     }
 }
 

@@ -99,7 +99,7 @@ pub fn run(
     result.map_err(|error| {
         // What the pulse learnt is the cause; the broken collective is its consequence.
         let superseded = state.link.as_ref().and_then(Link::superseded).map(Error::Superseded);
-        Failure { rank, during: state.during.take(), error: superseded.unwrap_or(error) }
+        Failure { rank, during: state.during.take(), error: Box::new(superseded.unwrap_or(error)) }
     })
 }
 

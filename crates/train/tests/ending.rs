@@ -51,7 +51,7 @@ fn a_rank_that_fails_anywhere_ends_all_and_is_the_one_to_blame() {
             for failure in &failures {
                 let text = failure.to_string();
                 if failure.rank == rank {
-                    assert!(matches!(failure.error, Error::Injected { .. }), "{point}: {text}");
+                    assert!(matches!(*failure.error, Error::Injected { .. }), "{point}: {text}");
                     assert_eq!(failure.exit_code(), exit::FAILURE);
                     if reports == 1 {
                         let begin = format!("rank {rank}, train RL step 1 (order 2): ");
@@ -136,7 +136,7 @@ fn sigterm_ends_the_attempt_at_the_end_of_an_order() {
     attempt.stop.store(true, Ordering::Release);
     for end in attempt.run(&conductor) {
         let failure = end.unwrap_err();
-        assert!(matches!(failure.error, Error::Terminated) && failure.exit_code() == exit::TERMINATED);
+        assert!(matches!(*failure.error, Error::Terminated) && failure.exit_code() == exit::TERMINATED);
     }
 }
 
