@@ -169,3 +169,38 @@ async fn the_version_can_be_renamed() {
     assert_eq!((status, &answer["new_version"]), (200, &json!("w9")));
     assert_eq!(spans(&engine.generate(long("a", 2)).await)[0].0, "w9");
 }
+
+/// Writes the weights of a folder with 16 bits a number: as bf16, and as the f32 that these are.
+fn round_to_bf16(folder: &std::path::Path) -> (tempfile::TempDir, tempfile::TempDir) {
+    use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let write = |dtype: Dtype, convert: fn(&[u8; 4]) -> Vec<u8>| {
+        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = (file.tensors().into_iter())
+            .map(|(name, view)| {
+                (name, view.shape().to_vec(), view.data().as_chunks::<4>().0.iter().flat_map(convert).collect())
+            })
+            .collect();
+        let views = tensors
+            .iter()
+            .map(|(name, shape, bytes)| (name.clone(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
+        let folder = bare_folder();
+        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+        folder
+    };
+    // Little-endian: a bf16 is the upper half of an f32.
+    (write(Dtype::BF16, |word| word[2..].to_vec()), write(Dtype::F32, |word| vec![0, 0, word[2], word[3]]))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_in_bf16_is_widened_exactly() {
+    let folder = model_folder(12);
+    let (bf16, f32) = round_to_bf16(folder.path());
+    let engine = Live::start(folder.path()).await;
+    let mut bits = Vec::new();
+    for folder in [bf16.path(), f32.path()] {
+        assert_eq!(engine.update(folder, "v1", true).await.0, 200);
+        bits.push(log_prob_bits(&engine.generate(long("a", 30)).await));
+    }
+    assert_eq!(bits[0], bits[1]);
+}
