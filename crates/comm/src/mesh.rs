@@ -61,8 +61,15 @@ impl TcpTransport {
 
     fn leave(&self, why: &str, orderly: bool) {
         for peer in self.peers.iter().flatten() {
-            // A writer that is stuck holds the lock; then the peer learns from the closed connection instead.
-            if let Ok(mut stream) = peer.writer.try_lock() {
+            // A writer that is stuck holds the lock until it looks up; if it does not, the peer learns from the closed
+            // connection instead.
+            let patience = Instant::now();
+            let mut writer = peer.writer.try_lock();
+            while writer.is_err() && patience.elapsed() < WRITE_POLL * 2 {
+                std::thread::sleep(Duration::from_millis(1));
+                writer = peer.writer.try_lock();
+            }
+            if let Ok(mut stream) = writer {
                 let header = Header::Leave { orderly, len: why.len() as u64 }.encode();
                 let _ = stream.write_all(&[&header, why.as_bytes()].concat());
             }
