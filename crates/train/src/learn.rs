@@ -56,7 +56,7 @@ impl Trainer {
             _ => None,
         };
 
-        let mut metrics_tail = (0.0, 0.0, 0u64);
+        let mut last = Updated::default();
         for (u, update) in updates.iter().enumerate() {
             self.grads.zero(&*self.backend, Stream::COMPUTE)?;
             let denominators =
@@ -77,7 +77,7 @@ impl Trainer {
                 self.backend.copy(Stream::COMPUTE, &self.grads.flat().flat(0, 1)?, &spoilt)?;
             }
             self.faults.at(Point::Optimizer)?;
-            metrics_tail = self.update(u, metrics_tail.2)?;
+            last = self.update(u, last.skipped)?;
         }
         self.faults.at(Point::Updated)?;
 
@@ -88,11 +88,10 @@ impl Trainer {
                 "log-probs or entropies that are not finite, e.g. after a weight overflowed"
             );
         }
-        let (grad_norm, lr, skipped_updates) = metrics_tail;
         Ok(TrainMetrics {
-            grad_norm: if grad_norm.is_finite() { grad_norm } else { NOT_FINITE },
-            lr,
-            skipped_updates,
+            grad_norm: if last.grad_norm.is_finite() { last.grad_norm } else { NOT_FINITE },
+            lr: last.lr,
+            skipped_updates: last.skipped,
             updates_done: self.optimizer.optimizer_steps(),
             seconds: started.elapsed().as_secs_f64(),
             ..total.metrics(order.updates.len())
@@ -158,8 +157,8 @@ impl Trainer {
         Ok(self.model.backward(pass, &narrow(&coefficients.dlogp), dentropy.as_deref(), &self.grads)?)
     }
 
-    /// One optimizer update; returns (gradient norm, learning rate, updates skipped so far).
-    fn update(&mut self, u: usize, skipped: u64) -> Result<(f64, f64, u64), Error> {
+    /// One optimizer update, after `skipped` of this order were.
+    fn update(&mut self, u: usize, skipped: u64) -> Result<Updated, Error> {
         let lr = self.optimizer_config().lr_at(self.optimizer.optimizer_steps());
         self.model.finish_grads(&self.grads)?;
         let report = self.optimizer.step(self.grads.flat(), lr, 1.0)?;
@@ -169,11 +168,20 @@ impl Trainer {
                 elements = report.nonfinite,
                 "gradients are not finite: the update is skipped, no weight, moment or schedule moves"
             );
-            return Ok((report.grad_norm, lr, skipped + 1));
+        } else {
+            self.held = None;
         }
-        self.held = None;
-        Ok((report.grad_norm, lr, skipped))
+        Ok(Updated { grad_norm: report.grad_norm, lr, skipped: skipped + u64::from(report.skipped()) })
     }
+}
+
+/// What is reported of an update.
+#[derive(Clone, Copy, Default)]
+struct Updated {
+    grad_norm: f64,
+    lr: f64,
+    /// Updates of the order skipped so far.
+    skipped: u64,
 }
 
 /// How a norm that is no number is reported: JSON has none for it.

@@ -29,6 +29,7 @@ mod learn;
 pub mod link;
 mod persist;
 mod reference;
+mod rescore;
 mod run;
 mod sums;
 mod trainer;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use checkpoint::{ExportTypes, FILE_BYTES_MAX, Fingerprint, Position, PublishTo, Rng, hf};
-use control::wire::{CommitRef, Phase, Report};
+use control::wire::{CommitRef, Phase, Report, ScoreSet};
 use models::Model;
 use serde::{Deserialize, Serialize};
 
@@ -92,15 +92,16 @@ impl Trainer {
     }
 
     /// A model folder for the engines, in the type the trainer computes in, so that both hold the same bits.
-    pub(crate) fn publish(&mut self, folder: &str) -> Result<Report, Error> {
+    pub(crate) fn publish(&mut self, folder: &str, score: Option<&ScoreSet>) -> Result<Report, Error> {
         let folder = self.run_dir.join(folder);
         let weights_digest = self.weights_digest()?.to_owned();
+        let scores = score.map(|set| self.score_set(set)).transpose()?;
         self.write_folder(&folder)?;
         if self.groups.world.rank() == 0 && self.faults.flips_weight() {
             double_one_weight(&folder)?;
         }
         self.faults.at(Point::WeightsWritten)?;
-        Ok(Report::Weights { weights_digest, bytes: bytes_of(&folder)? })
+        Ok(Report::Weights { weights_digest, bytes: bytes_of(&folder)?, scores })
     }
 
     /// The final model folder. Its name is the run's, not an attempt's, so one that an earlier attempt left is kept if it

@@ -159,12 +159,14 @@ impl Loop {
             self.faults.now(moment(&work));
             trainer.faults_now(moment(&work));
             observer(Event::Ordered(&work));
+            let began = std::time::Instant::now();
             let busy = self.link.as_ref().map(|link| link.busy(done));
             let report = trainer.obey(&work.order)?;
             self.faults.at(Point::BeforeReport)?;
             drop(busy);
             if let Some(link) = &mut self.link {
                 link.report(work.seq, report.clone())?;
+                tracing::info!(seconds = began.elapsed().as_secs_f32(), "done: {}", describe(&work));
             }
             self.faults.at(Point::AfterReport)?;
             observer(Event::Done { seq: work.seq, report: &report });

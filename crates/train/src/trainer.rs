@@ -110,7 +110,7 @@ impl Trainer {
         match order {
             Order::Train(order) => Ok(Report::Trained(Box::new(self.learn(order)?))),
             Order::Save { step, folder, .. } => self.save(*step, folder),
-            Order::Publish { folder, .. } => self.publish(folder),
+            Order::Publish { folder, score, .. } => self.publish(folder, score.as_ref()),
             Order::BeginRl => self.begin_rl(),
             Order::Export { folder } => self.export(folder),
             Order::Stop { .. } => Ok(Report::Stopping),

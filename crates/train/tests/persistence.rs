@@ -275,7 +275,7 @@ fn a_published_folder_is_complete_and_holds_the_weights_reported() {
     let run = Run::new();
     let folder = run.volume.run_dir().join("weights/v1");
     let reports = run.play((2, 2), RANDOM, &config(), vec![run.train(Phase::Rl, 0, 2), publish(1, "weights/v1")]);
-    let Report::Weights { weights_digest, bytes } = &reports[1] else { panic!() };
+    let Report::Weights { weights_digest, bytes, .. } = &reports[1] else { panic!() };
     assert_eq!(&checkpoint::hf::folder_digest(&folder).unwrap(), weights_digest);
     assert!(*bytes > std::fs::metadata(folder.join("model.safetensors")).unwrap().len());
     for name in ["config.json", "tokenizer.json"] {

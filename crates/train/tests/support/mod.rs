@@ -218,7 +218,7 @@ pub fn save(step: u64, folder: &str) -> Order {
 }
 
 pub fn publish(version: u64, folder: &str) -> Order {
-    Order::Publish { version, folder: folder.into() }
+    Order::Publish { version, folder: folder.into(), score: None }
 }
 
 // ---------------------------------------------------------------- the conductor's side
