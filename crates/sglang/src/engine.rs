@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use crate::{GenerateRequest, Generation};
+use crate::{GenerateRequest, Generation, ScoreRequest, Scored};
 
 /// Why a call to an engine did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,6 +117,9 @@ pub trait Engine: Send + Sync {
         request: &'a GenerateRequest,
         limit: Duration,
     ) -> BoxFuture<'a, Result<Generation, EngineError>>;
+
+    /// Log-probs of tokens that exist already, under the weights served now.
+    fn score<'a>(&'a self, request: &'a ScoreRequest, limit: Duration) -> BoxFuture<'a, Result<Scored, EngineError>>;
 
     /// Ends a request; unknown ids are not an error.
     fn abort<'a>(&'a self, rid: &'a str, limit: Duration) -> BoxFuture<'a, Result<(), EngineError>>;

@@ -7,7 +7,9 @@ use reqwest::{RequestBuilder, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Engine, EngineError, GenerateRequest, Generation, ModelInfo, PauseMode, WeightUpdate};
+use crate::{
+    Engine, EngineError, GenerateRequest, Generation, ModelInfo, PauseMode, ScoreRequest, Scored, WeightUpdate,
+};
 
 /// An engine at a base URL.
 #[derive(Clone, Debug)]
@@ -80,6 +82,14 @@ impl Engine for HttpEngine {
         async move {
             let body = self.post("/generate", request, limit).await?;
             Generation::from_reply(&body).map_err(|why| self.bad_reply("/generate", why))
+        }
+        .boxed()
+    }
+
+    fn score<'a>(&'a self, request: &'a ScoreRequest, limit: Duration) -> BoxFuture<'a, Result<Scored, EngineError>> {
+        async move {
+            let body = self.post("/generate", &request.body(), limit).await?;
+            request.read(&body).map_err(|why| self.bad_reply("/generate", why))
         }
         .boxed()
     }

@@ -14,9 +14,11 @@
 mod engine;
 mod generation;
 mod http_engine;
+mod score;
 mod transport;
 
 pub use engine::{Engine, EngineError, ModelInfo, PauseMode, WeightUpdate};
 pub use generation::{Finish, GenerateRequest, Generation, SamplingParams, Span};
 pub use http_engine::HttpEngine;
+pub use score::{ScoreRequest, Scored};
 pub use transport::{DiskTransport, Publication, WeightTransport};
