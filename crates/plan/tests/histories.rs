@@ -160,9 +160,12 @@ fn play(ops: &[Op]) {
     }
     // Quiet: everything heals, and nothing happens any more.
     sim.calm();
-    for _ in 0..40 {
-        sim.run_for_ms(60_000);
+    for _ in 0..6 {
+        sim.run_for_ms(300_000);
         watch.look(&sim);
+        if matches!(sim.status().phase, Phase::Running | Phase::Complete | Phase::Failed) {
+            break;
+        }
     }
     let s = sim.status().clone();
     let rest = matches!(s.phase, Phase::Running | Phase::Complete | Phase::Failed);
@@ -183,7 +186,7 @@ fn play(ops: &[Op]) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: std::env::var("THRESH_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(400),
+        cases: std::env::var("THRESH_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(300),
         max_shrink_iters: 4_000,
         failure_persistence: None,
         ..ProptestConfig::default()

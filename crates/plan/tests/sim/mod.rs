@@ -283,7 +283,8 @@ impl Sim {
             self.edit(|j| j.spec.suspend = false);
         }
         let gone = self.nodes.clone();
-        self.pods.retain(|p| plan::pod_facts::node(p).is_none_or(|n| !gone.contains_key(n)));
+        let stays = |p: &Pod| plan::pod_facts::node(p).is_none_or(|n| !gone.contains_key(n));
+        self.drop_pods(stays, "PodFailurePolicy", "Pod has condition DisruptionTarget");
     }
 
     fn execute(&mut self, action: Action) {
@@ -458,11 +459,39 @@ impl Sim {
         self.job_controller();
         if !self.pods_linger {
             let nodes = self.nodes.clone();
-            self.pods.retain(|p| {
+            let stays = |p: &Pod| {
                 let held =
                     plan::pod_facts::node(p).and_then(|n| nodes.get(n)).is_some_and(|n| *n == NodeState::Unreachable);
                 p.metadata.deletion_timestamp.is_none() || held || plan::pod_facts::ended(p)
-            });
+            };
+            self.drop_pods(stays, "BackoffLimitExceeded", "");
+        }
+    }
+
+    /// Pod objects vanish; a Job that still wanted them fails.
+    fn drop_pods(&mut self, stays: impl Fn(&Pod) -> bool, reason: &str, message: &str) {
+        let gone: BTreeSet<u64> =
+            self.pods.iter().filter(|p| !stays(p)).map(|p| plan::pod_facts::attempt(&p.metadata)).collect();
+        self.pods.retain(|p| stays(p));
+        gone.into_iter().for_each(|n| self.fail_job(n, reason, message));
+    }
+
+    fn fail_job(&mut self, attempt: u64, reason: &str, message: &str) {
+        for c in &mut self.children {
+            if let Child::Job(j) = c
+                && plan::pod_facts::attempt(&j.metadata) == attempt
+            {
+                let conditions = j.status.get_or_insert_default().conditions.get_or_insert_default();
+                if conditions.is_empty() {
+                    conditions.push(JobCondition {
+                        type_: "FailureTarget".into(),
+                        status: "True".into(),
+                        reason: Some(reason.into()),
+                        message: Some(message.into()),
+                        ..JobCondition::default()
+                    });
+                }
+            }
         }
     }
 
@@ -474,22 +503,7 @@ impl Sim {
             .filter(|p| plan::pod_facts::phase(p) == "Failed")
             .map(|p| plan::pod_facts::attempt(&p.metadata))
             .collect();
-        for c in &mut self.children {
-            if let Child::Job(j) = c
-                && failed.contains(&plan::pod_facts::attempt(&j.metadata))
-            {
-                let conditions = j.status.get_or_insert_default().conditions.get_or_insert_default();
-                if !conditions.is_empty() {
-                    continue;
-                }
-                conditions.push(JobCondition {
-                    type_: "FailureTarget".into(),
-                    status: "True".into(),
-                    reason: Some("BackoffLimitExceeded".into()),
-                    ..JobCondition::default()
-                });
-            }
-        }
+        failed.into_iter().for_each(|n| self.fail_job(n, "BackoffLimitExceeded", ""));
     }
 
     /// Decides until nothing changes at this instant.
@@ -525,8 +539,8 @@ impl Sim {
             if self.now >= end || passes > 5_000 {
                 return;
             }
-            // Long waits are walked in steps of a second: polls in between find nothing new.
-            let step = self.now.checked_add(SignedDuration::from_millis(1000)).unwrap();
+            // Long waits are walked in twenty steps at most: polls in between find nothing new.
+            let step = self.now.checked_add(SignedDuration::from_millis((ms / 20).max(100))).unwrap();
             self.now = next.max(step.min(end)).min(end);
         }
     }
@@ -535,8 +549,8 @@ impl Sim {
         self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).is_some_and(|a| a.ending.is_some())
     }
 
-    fn snapshot(&self) -> String {
-        format!("{:?} {:?} {:?} {:?}", self.job, self.children, self.pods, self.report)
+    fn snapshot(&self) -> (RLJob, Vec<Child>, Vec<Pod>, Report) {
+        (self.job.clone(), self.children.clone(), self.pods.clone(), self.report.clone())
     }
 
     fn pod_mut(&mut self, index: u32) -> &mut Pod {
