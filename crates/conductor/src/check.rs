@@ -201,11 +201,13 @@ impl Audit {
             }
             Record::Settings { .. }
             | Record::WarmConverted { .. }
+            | Record::Rescored { .. }
             | Record::EvalStarted { .. }
             | Record::EvalFinished { .. }
             | Record::CheckpointAsked { .. }
             | Record::CheckpointReached { .. }
             | Record::FolderDeleted { .. }
+            | Record::PacksRetired { .. }
             | Record::TrainerRefused { .. }
             | Record::Failed { .. } => {}
         }

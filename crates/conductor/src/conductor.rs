@@ -134,8 +134,10 @@ impl Conductor {
             Event::TilesVerified { trainer_epoch, seq, result } => {
                 self.on_verified(trainer_epoch, seq, result, now, out)?
             }
+            Event::Scored { version, result } => self.on_scored(version, result, now, out)?,
             Event::FoldersFound(folders) => self.on_folders(folders, out),
             Event::FolderDeleted { folder, result } => self.on_deleted(folder, result, now, out)?,
+            Event::PacksFound(packs) => self.on_packs(&packs, now, out)?,
             Event::Tick => self.on_tick(now, out)?,
         }
         Ok(())
@@ -156,6 +158,7 @@ impl Conductor {
             self.drive_trainer(now, out)?;
             if out.records.len() == before {
                 self.drive_folders(now, out);
+                self.drive_scoring(now, out);
                 self.serve_next(now, out)?;
                 self.serve_leases(now, out);
                 self.note_waits(now);
@@ -171,7 +174,7 @@ impl Conductor {
         let memory = &self.memory;
         let leases = memory.workers.values().filter_map(|worker| worker.parked.as_ref()).map(|parked| parked.until_ms);
         let next = memory.parked_next.as_ref().map(|parked| parked.until_ms);
-        let efforts = [&memory.converting, &memory.warm_converting]
+        let efforts = [&memory.converting, &memory.warm_converting, &memory.scoring]
             .into_iter()
             .filter(|effort| effort.failures > 0 && effort.busy.is_none());
         let efforts = efforts.map(|effort| effort.retry_ms);
@@ -227,6 +230,7 @@ impl Conductor {
     }
 
     fn on_tick(&mut self, now: u64, out: &mut Step) -> Result<(), Error> {
+        self.look_at_packs(now, out);
         for op in self.state.queue.lapsed(now) {
             if let straw::queue::Op::Fail { task, reason, attempt, .. } = op {
                 self.emit(out, Record::TaskFailed { task: task.0, lapsed: true, reason, attempt })?;

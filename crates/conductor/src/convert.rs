@@ -267,3 +267,123 @@ impl Rows {
         Ok(Conversion { record, shapes: self.shapes, stats })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::wire::{SampleMeta, TaskKind, VersionSpan};
+
+    fn sample(index: u32, reward: f64, response: &[u32]) -> Sample {
+        let end = response.len() as u32;
+        let versions = if end > 0 { vec![VersionSpan { version: 4, start: 0, end }] } else { vec![] };
+        Sample {
+            meta: SampleMeta {
+                index,
+                status: SampleStatus::Completed,
+                reward,
+                versions,
+                engine: "e".into(),
+                error: None,
+            },
+            tokens: [&[1, 2, 3], response].concat(),
+            response_len: response.len(),
+            loss_mask: vec![1; response.len()],
+            log_probs: vec![-0.5; response.len()],
+        }
+    }
+
+    fn group(group_index: u64, samples: Vec<Sample>) -> Group {
+        Group { group_index, kind: TaskKind::Train, samples, generate_calls: 0 }
+    }
+
+    fn advantages(rewards: &[f64], kind: rl::StdKind) -> Vec<f32> {
+        let samples = (0u32..).zip(rewards).map(|(n, reward)| sample(n, *reward, &[7, 8])).collect();
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: kind }).unwrap();
+        made.record.tensor("advantages").unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn the_tensors_of_a_batch_fit_together() {
+        let mut second = sample(1, 0.0, &[9]);
+        second.meta.status = SampleStatus::Truncated;
+        let mut third = sample(0, 1.0, &[7, 8, 9]);
+        third.loss_mask = vec![1, 0, 1];
+        third.meta.versions =
+            vec![VersionSpan { version: 4, start: 0, end: 2 }, VersionSpan { version: 5, start: 2, end: 3 }];
+        let groups = [group(10, vec![sample(0, 1.0, &[7, 8]), second]), group(12, vec![third])];
+        let made = rl_batch(3, &groups, GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
+        let ints = |name: &str| made.record.tensor(name).unwrap().to_vec::<i64>().unwrap();
+        assert_eq!(
+            made.record.tensor("tokens").unwrap().to_vec::<i32>().unwrap(),
+            [1, 2, 3, 7, 8, 1, 2, 3, 9, 1, 2, 3, 7, 8, 9]
+        );
+        assert_eq!(ints("cu_tokens"), [0, 5, 9, 15]);
+        assert_eq!(ints("cu_response"), [0, 2, 3, 6]);
+        assert_eq!(ints("versions"), [4, 4, 4, 4, 4, 5]);
+        assert_eq!(ints("group_index"), [10, 10, 12]);
+        assert_eq!(ints("rollout_mask_sum"), [2, 1, 2]);
+        assert_eq!(made.record.tensor("loss_mask").unwrap().to_vec::<u8>().unwrap(), [1, 1, 1, 1, 0, 1]);
+        let ids = ints("rollout_id");
+        assert_eq!(
+            ids.iter().collect::<std::collections::BTreeSet<_>>().len(),
+            3,
+            "each rollout has an id of its own: {ids:?}"
+        );
+        let meta: BatchMeta = serde_json::from_slice(&made.record.meta).unwrap();
+        assert_eq!((meta.phase, meta.step, meta.samples), (Phase::Rl, 3, 3));
+        assert_eq!((made.stats.samples, made.stats.response_tokens, made.stats.tokens), (3, 6, 15));
+        assert_eq!((made.stats.truncated, made.stats.zero_std_groups), (1.0 / 3.0, 0.5));
+        let journaled =
+            Converted::new(Ref { pack: "p".into(), offset: 0, len: 1, head: 1, crc: 0 }, &made.shapes, made.stats);
+        assert_eq!(journaled.shapes(), made.shapes, "shapes survive the journal");
+    }
+
+    #[test]
+    fn statistics_are_over_the_group_and_a_group_of_equals_teaches_nothing() {
+        let near = |got: Vec<f32>, wanted: &[f32]| {
+            assert_eq!(got.len(), wanted.len());
+            assert!(got.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-4), "{got:?}, expected {wanted:?}");
+        };
+        near(advantages(&[1.0, 0.0, 0.0, 0.0, 0.0], rl::StdKind::Biased), &[2.0, -0.5, -0.5, -0.5, -0.5]);
+        near(
+            advantages(&[1.0, 0.0, 0.0, 0.0, 0.0], rl::StdKind::Unbiased),
+            &[1.78885, -0.447214, -0.447214, -0.447214, -0.447214],
+        );
+        near(advantages(&[0.7, 0.7, 0.7, 0.7], rl::StdKind::Unbiased), &[0.0; 4]);
+    }
+
+    #[test]
+    fn a_reward_that_is_no_number_enters_neither_the_baseline_nor_the_batch() {
+        assert_eq!(advantages(&[2.0, f64::NAN, 4.0, f64::NAN], rl::StdKind::None), [-1.0, 1.0]);
+        let samples = (0..2).map(|n| sample(n, f64::NAN, &[7])).collect();
+        let refused = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None });
+        assert!(refused.unwrap_err().to_string().contains("none of 2 samples"));
+    }
+
+    #[test]
+    fn a_failed_sample_does_not_pull_the_baseline_down() {
+        let mut failed = sample(3, 0.0, &[]);
+        failed.meta.status = SampleStatus::Failed;
+        let samples = vec![sample(0, 2.0, &[7]), sample(1, 4.0, &[7]), sample(2, 6.0, &[7]), failed];
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
+        assert_eq!(made.record.tensor("advantages").unwrap().to_vec::<f32>().unwrap(), [-2.0, 0.0, 2.0]);
+        assert_eq!(made.stats.left_out, 1);
+    }
+
+    #[test]
+    fn ids_log_probs_and_mask_of_different_length_are_never_learnt_from() {
+        let good = sample(0, 1.0, &[7, 8]);
+        let mut long = sample(1, 1.0, &[7, 8]);
+        long.log_probs.push(0.0);
+        let mut short = sample(2, 1.0, &[7, 8]);
+        short.loss_mask.pop();
+        let mut infinite = sample(3, 1.0, &[7, 8]);
+        infinite.log_probs[1] = f32::NEG_INFINITY;
+        let mut gap = sample(4, 1.0, &[7, 8]);
+        gap.meta.versions = vec![VersionSpan { version: 4, start: 0, end: 1 }];
+        let samples = vec![good, long, short, infinite, gap, sample(5, 0.0, &[7])];
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
+        assert_eq!((made.stats.samples, made.stats.left_out), (2, 4));
+        assert_eq!(made.record.tensor("advantages").unwrap().to_vec::<f32>().unwrap(), [0.5, -0.5]);
+    }
+}

@@ -1,8 +1,9 @@
-//! Evaluations on held-out prompts: the warm start's pass rate, and one every so many steps.
+//! Evaluations on held-out prompts: the warm start's pass rate, and one every so many steps. And the comparison of trainer
+//! and engines by scoring the same samples with the same weights.
 
 use straw::queue::TaskId;
 
-use crate::{Conductor, Error, EvalFor, Position, Record, State, Step, Warm};
+use crate::{Command, Conductor, Error, EvalFor, Position, Record, State, Step, Warm};
 
 /// A reward from here on is a right answer.
 const PASSED: f64 = 1.0;
@@ -44,6 +45,40 @@ impl State {
 }
 
 impl Conductor {
+    /// Asks the engines what the trainer was asked, once they serve the version it was asked about.
+    pub(crate) fn drive_scoring(&mut self, now: u64, out: &mut Step) {
+        let Some((version, scores)) = &self.state.unscored else { return };
+        let engines: Vec<String> = self.engines_for_workers().into_iter().map(|engine| engine.url).collect();
+        // An earlier version is not waited for: what it scored is of no use any more.
+        let busy = self.memory.scoring.busy == Some(*version) || self.memory.scoring.retry_ms > now;
+        if *version == self.state.version && !busy && !engines.is_empty() {
+            self.memory.scoring.busy = Some(*version);
+            out.commands.push(Command::Score { version: *version, scores: scores.clone(), engines });
+        }
+    }
+
+    pub(crate) fn on_scored(
+        &mut self,
+        version: u64,
+        result: Result<(f64, u64), String>,
+        now: u64,
+        out: &mut Step,
+    ) -> Result<(), Error> {
+        if self.memory.scoring.busy != Some(version) {
+            return Ok(());
+        }
+        match result {
+            Ok((gap_max, tokens)) => {
+                self.memory.scoring.succeeded();
+                self.emit(out, Record::Rescored { version, gap_max, tokens })
+            }
+            Err(problem) => {
+                self.memory.scoring.failed(now, problem);
+                Ok(())
+            }
+        }
+    }
+
     pub(crate) fn drive_evals(&mut self, now: u64, out: &mut Step) -> Result<(), Error> {
         if let Some(eval) = &self.state.eval {
             let tasks = || (eval.first_task..eval.first_task + eval.prompts).map(TaskId);

@@ -1,12 +1,14 @@
 //! What reaches the brain, and what it wants done.
 
+use std::collections::BTreeSet;
+
 use control::wire::{
     CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, EngineAddress,
     FailReply, FailRequest, LeaseRequest, NextReply, NextRequest, Progress, Refusal, RenewReply, RenewRequest,
-    ReportReply, ReportRequest, Sampling, SettingsReply, StepRecord, TaskKind,
+    ReportReply, ReportRequest, Sampling, Scores, SettingsReply, StepRecord, TaskKind,
 };
 use rl::GroupAdvantage;
-use straw::Ref;
+use straw::{PackInfo, Ref};
 
 use crate::{Converted, Error, Record, RunConfig};
 
@@ -84,6 +86,13 @@ pub enum Event {
         /// They are what was reported.
         result: Result<(), TilesProblem>,
     },
+    /// [`Command::Score`] ended.
+    Scored {
+        /// Which version.
+        version: u64,
+        /// Largest difference, and tokens compared; or why there is nothing to compare.
+        result: Result<(f64, u64), String>,
+    },
     /// [`Command::ListFolders`] ended: folders of tiles and weights, relative to the run's.
     FoldersFound(Vec<String>),
     /// [`Command::DeleteFolder`] ended.
@@ -93,6 +102,8 @@ pub enum Event {
         /// It is gone.
         result: Result<(), String>,
     },
+    /// [`Command::ListPacks`] ended: all packs but the one being written here.
+    PacksFound(Vec<PackInfo>),
     /// Time passed.
     Tick,
 }
@@ -212,8 +223,24 @@ pub enum Command {
         /// Which.
         url: String,
     },
+    /// Let engines score what the trainer has scored with the same weights.
+    Score {
+        /// The version they must serve.
+        version: u64,
+        /// What the trainer says.
+        scores: Scores,
+        /// Base URLs of the engines.
+        engines: Vec<String>,
+    },
     /// List the folders of tiles and weights.
     ListFolders,
+    /// List straw's packs.
+    ListPacks,
+    /// Remove packs that were retired. Nothing follows.
+    RemovePacks {
+        /// All that were ever retired: a removal that was cut short is finished.
+        retired: BTreeSet<String>,
+    },
     /// Delete a folder that no record names.
     DeleteFolder {
         /// Relative to the run's.

@@ -1,6 +1,11 @@
-//! Folders of tiles and weights: only the conductor deletes them, and only those that no record names.
+//! Giving space back: only the conductor deletes folders of tiles and weights, and packs, and only what no record names.
+
+use straw::PackInfo;
 
 use crate::{Command, Conductor, Error, Record, Step, memory::backoff_ms};
+
+/// Time between two looks at the packs.
+const COLLECT_EVERY_MS: u64 = 60_000;
 
 impl Conductor {
     /// Folders found on disk: those of superseded epochs that nothing names were never finished.
@@ -34,6 +39,26 @@ impl Conductor {
                 tracing::warn!(folder, problem, "a folder could not be deleted; it is tried again");
                 self.memory.deleting.insert(folder, Some(now + backoff_ms(u32::MAX)));
             }
+        }
+        Ok(())
+    }
+
+    /// Looks at the packs now and then.
+    pub(crate) fn look_at_packs(&mut self, now: u64, out: &mut Step) {
+        if self.memory.collect_ms <= now {
+            self.memory.collect_ms = now + COLLECT_EVERY_MS;
+            out.commands.push(Command::ListPacks);
+        }
+    }
+
+    pub(crate) fn on_packs(&mut self, packs: &[PackInfo], now: u64, out: &mut Step) -> Result<(), Error> {
+        let free = self.memory.collector.candidates(packs, &self.state.queue, now);
+        if !free.is_empty() && self.state.queue.retire(&free).is_ok() {
+            self.emit(out, Record::PacksRetired { packs: free })?;
+        }
+        let retired = self.state.queue.retired();
+        if packs.iter().any(|pack| retired.contains(&pack.name)) {
+            out.commands.push(Command::RemovePacks { retired: retired.clone() });
         }
         Ok(())
     }

@@ -5,7 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::wire::{EngineAddress, WorkerId};
 
+use straw::Collector;
+
 use crate::{ReplyId, Source};
+
+/// A finished pack that nothing refers to is kept this long: a worker may be about to offer what is in it.
+const PACK_SETTLE_MS: u64 = 120_000;
+/// An unfinished one that does not grow: its writer is taken for dead.
+const PACK_IDLE_MS: u64 = 600_000;
 
 /// A worker that was heard of.
 #[derive(Clone, Debug)]
@@ -126,12 +133,17 @@ pub(crate) struct Memory {
     pub verifying: Option<Verifying>,
     pub converting: Effort,
     pub warm_converting: Effort,
+    pub scoring: Effort,
     /// When the publication at hand began here, and its version.
     pub publication: Option<(u64, u64)>,
     /// First lease of each group that is in no batch.
     pub first_lease_ms: BTreeMap<u64, u64>,
     /// Folders being deleted, and when to try those again that could not be.
     pub deleting: BTreeMap<String, Option<u64>>,
+    /// Chooses packs that may be given up.
+    pub collector: Collector,
+    /// When to look at the packs next.
+    pub collect_ms: u64,
     /// What is waited for, since when.
     pub waiting: BTreeMap<String, u64>,
     pub source: Source,
@@ -148,9 +160,12 @@ impl Memory {
             verifying: None,
             converting: Effort::default(),
             warm_converting: Effort::default(),
+            scoring: Effort::default(),
             publication: None,
             first_lease_ms: BTreeMap::new(),
             deleting: BTreeMap::new(),
+            collector: Collector::new(PACK_SETTLE_MS, PACK_IDLE_MS),
+            collect_ms: 0,
             waiting: BTreeMap::new(),
             source,
             warm_source,

@@ -1,6 +1,6 @@
 //! Orders to the trainer as the journal knows them.
 
-use control::run_dir;
+use control::{run_dir, wire::ScoreSet};
 use serde::{Deserialize, Serialize};
 
 use crate::Position;
@@ -35,6 +35,8 @@ pub enum OrderKind {
         version: u64,
         /// Where, relative to the run's folder.
         folder: String,
+        /// Samples that trainer and engines both score with these weights.
+        score: Option<ScoreSet>,
     },
     /// Begin the RL phase with a fresh optimizer.
     BeginRl,

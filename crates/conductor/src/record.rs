@@ -222,6 +222,15 @@ pub enum Record {
         /// When.
         time_ms: u64,
     },
+    /// Trainer and engines have scored the same samples with a published version.
+    Rescored {
+        /// The version.
+        version: u64,
+        /// Largest difference of two log-probs.
+        gap_max: f64,
+        /// Tokens compared.
+        tokens: u64,
+    },
     /// An evaluation began.
     EvalStarted {
         /// What for.
@@ -262,6 +271,11 @@ pub enum Record {
     FolderDeleted {
         /// Relative to the run's folder.
         folder: String,
+    },
+    /// Packs that nothing refers to are given up: no reference into them is accepted any more, and they may be removed.
+    PacksRetired {
+        /// Their names.
+        packs: Vec<String>,
     },
     /// An epoch may not report any more: what it did does not hold.
     TrainerRefused {
@@ -328,11 +342,13 @@ impl Record {
             Self::Reported { .. } => "Reported",
             Self::Committed { .. } => "Committed",
             Self::VersionAdvanced { .. } => "VersionAdvanced",
+            Self::Rescored { .. } => "Rescored",
             Self::EvalStarted { .. } => "EvalStarted",
             Self::EvalFinished { .. } => "EvalFinished",
             Self::CheckpointAsked { .. } => "CheckpointAsked",
             Self::CheckpointReached { .. } => "CheckpointReached",
             Self::FolderDeleted { .. } => "FolderDeleted",
+            Self::PacksRetired { .. } => "PacksRetired",
             Self::TrainerRefused { .. } => "TrainerRefused",
             Self::Failed { .. } => "Failed",
         }

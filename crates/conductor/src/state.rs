@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use control::wire::{CommitRef, GroupSummary, Layout, Order, Report, Start, StepRecord, TrainOrder};
+use control::wire::{CommitRef, GroupSummary, Layout, Order, Report, ScoreSet, Scores, Start, StepRecord, TrainOrder};
 use serde::{Deserialize, Serialize};
 use straw::queue::{self, BatchId, DropCause, NewTask, Op, Queue, TaskId};
 
@@ -16,6 +16,13 @@ pub const EVAL_TASKS: u64 = 1 << 52;
 /// Tries (failed, or with a lease that ran out) a task has before it is dropped.
 pub const ATTEMPTS_MAX: u32 = 5;
 
+/// Under this name the queue holds the warm-start batches.
+const WARM_OWNER: &str = "warm-start";
+/// Under this one, the batch whose samples are scored.
+const SCORE_OWNER: &str = "scoring";
+/// Samples that are scored by trainer and engines after a publication, and tokens of each.
+const SCORED_SAMPLES: u64 = 8;
+const SCORED_TOKENS_MAX: u32 = 64;
 /// Events kept for people.
 const EVENTS_KEPT: usize = 50;
 /// Versions kept in the ledger beyond those that something refers to: a group older than this is far too stale anyway.
@@ -82,6 +89,9 @@ pub struct Trainer {
     pub published: Option<u64>,
     /// It has done whatever earlier attempts had been given.
     pub caught_up: bool,
+    /// Few tokens of a batch are of the weights it holds (Async mode), or it sums in another order than its predecessor
+    /// (another layout): its publications are compared by scoring the same samples on both sides.
+    pub rescore: bool,
     /// It said that it exits.
     pub stopped: bool,
     /// Why it may not report any more.
@@ -114,6 +124,8 @@ pub struct Publishing {
     pub position: Position,
     /// When the intent was journaled.
     pub since_ms: u64,
+    /// What the trainer says of a few samples.
+    pub scores: Option<Scores>,
 }
 
 /// A recovery boundary.
@@ -240,6 +252,12 @@ pub struct State {
     pub version_last: u64,
     /// The intent.
     pub publishing: Option<Publishing>,
+    /// The last batch that was learnt, to score samples of: where it lies, how many samples it has.
+    pub scorable: Option<(straw::Ref, u64)>,
+    /// What the trainer says of samples under the current version; the engines have not been asked yet.
+    pub unscored: Option<(u64, Scores)>,
+    /// Largest difference and tokens compared since the last step record.
+    pub rescored: (f64, u64),
     /// Commits that are kept, oldest first.
     pub commits: VecDeque<Commit>,
     /// Commits ever.
@@ -402,12 +420,15 @@ impl State {
                         return Err(bad(format!("warm-start update {update} is converted twice")));
                     }
                 }
+                self.hold_warm(name)?;
             }
             Record::Claimed { trainer_epoch, attempt, incarnation, pod, layout, start, time_ms } => {
                 if *trainer_epoch <= self.trainer_epoch || *attempt < self.attempt {
                     return Err(bad(format!("epoch {trainer_epoch}, attempt {attempt}")));
                 }
                 let config = self.run_ref(name)?.settings.attempt.clone();
+                let asynchronous = self.run_ref(name)?.config.frozen.asynchronous;
+                let resharded = self.trainer.as_ref().is_some_and(|before| before.layout != *layout);
                 let position = match start {
                     Start::Commit(commit) => Position::of(commit),
                     _ => self.initial_position(),
@@ -433,6 +454,7 @@ impl State {
                     ordered_by: 0,
                     published: None,
                     caught_up: false,
+                    rescore: asynchronous || resharded,
                     stopped: false,
                     refused: None,
                 });
@@ -519,6 +541,7 @@ impl State {
                 } else {
                     self.warm_batches = self.warm_batches.split_off(&position.warm_step);
                 }
+                self.hold_warm(name)?;
                 self.prune_versions();
                 self.event(*time_ms, format!("commit at {position}"));
             }
@@ -534,11 +557,18 @@ impl State {
                 if let Some(before) = self.versions.get(&self.version) {
                     self.garbage.insert(before.folder.clone());
                 }
+                self.unscored = publishing.scores.map(|scores| (*version, scores));
                 let (digest, position, folder) = (publishing.digest, publishing.position, publishing.folder);
                 self.versions.insert(*version, Version { digest, position, folder, publish_ms: *publish_ms });
                 self.version = *version;
                 self.prune_versions();
                 self.event(*time_ms, format!("version {version} is served"));
+            }
+            Record::Rescored { version, gap_max, tokens } => {
+                if self.unscored.as_ref().is_some_and(|(of, _)| of == version) {
+                    self.unscored = None;
+                }
+                self.rescored = (self.rescored.0.max(*gap_max), self.rescored.1 + tokens);
             }
             Record::EvalStarted { purpose, version, position, first_task, prompts } => {
                 if self.eval.is_some() {
@@ -582,6 +612,7 @@ impl State {
             Record::FolderDeleted { folder } => {
                 self.garbage.remove(folder);
             }
+            Record::PacksRetired { packs } => self.queue(name, &Op::Retire { packs: packs.clone() })?,
             Record::TrainerRefused { trainer_epoch, reason } => {
                 self.trainer_mut(name, *trainer_epoch)?.refused = Some(reason.clone());
                 let now = self.events.back().map_or(0, |(time, _)| *time);
@@ -611,12 +642,17 @@ impl State {
                 trainer.published = None;
                 self.queue("Reported", &Op::Consume { batch: BatchId(step) })?;
                 self.trained = self.trained.max(step + 1);
+                let learnt = self.batches.get(&step).and_then(|batch| batch.converted.as_ref());
+                self.scorable = learnt.map(|converted| (converted.batch.clone(), converted.stats.samples));
+                let refs = self.scorable.iter().map(|(batch, _)| batch.clone()).collect();
+                self.queue("Reported", &Op::Retain { owner: SCORE_OWNER.to_owned(), refs })?;
                 let record = self.step_record(step, replay, metrics, time_ms);
+                self.rescored = (0.0, 0);
                 self.last_step = Some(record.clone());
                 self.step_records += 1;
                 step_record = Some(record);
             }
-            (OrderKind::Publish { version, folder }, Report::Weights { weights_digest, .. }) => {
+            (OrderKind::Publish { version, folder, .. }, Report::Weights { weights_digest, scores, .. }) => {
                 let trainer = self.trainer_mut("Reported", epoch)?;
                 trainer.published = Some(version);
                 let position = trainer.position;
@@ -624,7 +660,8 @@ impl State {
                 if self.publishing.is_some() {
                     return Err(bad("another publication is under way".to_owned()));
                 }
-                self.publishing = Some(Publishing { version, folder, digest, position, since_ms: time_ms });
+                self.publishing =
+                    Some(Publishing { version, folder, digest, position, since_ms: time_ms, scores: scores.clone() });
             }
             (OrderKind::BeginRl, Report::RlBegun) => {
                 self.trainer_mut("Reported", epoch)?.position.rl = true;
@@ -686,6 +723,8 @@ impl State {
             truncated: stats.truncated,
             staleness_max: batch.map_or(0, |b| b.staleness),
             train: metrics.clone(),
+            rescored_gap_max: self.rescored.0,
+            rescored_tokens: self.rescored.1,
             generate_seconds: batch.map_or(0, |b| b.generate_ms) as f64 / 1e3,
             publish_seconds: self.versions.get(&version).map_or(0, |v| v.publish_ms) as f64 / 1e3,
             tokens_per_second: (stats.response_tokens + metrics.tokens) as f64 / seconds,
@@ -766,13 +805,23 @@ impl State {
             OrderKind::Save { position, folder } => {
                 Order::Save { step: position.step, warm_step: position.warm_step, warming: !position.rl, folder }
             }
-            OrderKind::Publish { version, folder } => Order::Publish { version, folder },
+            OrderKind::Publish { version, folder, score } => Order::Publish { version, folder, score },
             OrderKind::BeginRl => Order::BeginRl,
             OrderKind::Export { folder } => Order::Export { folder },
             OrderKind::Stop { reason } => Order::Stop { reason },
             OrderKind::Finish => Order::Finish,
         };
         Some((trainer.done + 1, order))
+    }
+
+    /// Samples of the last learnt batch to be scored on both sides, if this trainer's publications are compared so: spread
+    /// over the batch.
+    #[must_use]
+    pub fn score_set(&self, trainer: &Trainer) -> Option<ScoreSet> {
+        let (batch, samples) = self.scorable.clone().filter(|_| trainer.rescore)?;
+        let count = samples.min(SCORED_SAMPLES);
+        let positions = (0..count).filter_map(|n| u32::try_from(n * samples / count.max(1)).ok()).collect();
+        Some(ScoreSet { batch, samples: positions, tokens_max: SCORED_TOKENS_MAX })
     }
 
     /// Folders that may not be deleted: those that a record names and that are not garbage, and the one being written.
@@ -819,6 +868,12 @@ impl State {
             attempts_max: ATTEMPTS_MAX,
         };
         self.queue(record, &Op::Submit { tasks: groups.iter().map(task).collect() })
+    }
+
+    /// Warm-start batches are not the queue's; it is told which of them are still needed, so that their packs stay.
+    fn hold_warm(&mut self, record: &'static str) -> Result<(), Error> {
+        let refs = self.warm_batches.values().map(|batch| batch.converted.batch.clone()).collect();
+        self.queue(record, &Op::Retain { owner: WARM_OWNER.to_owned(), refs })
     }
 
     /// Drops a task wherever it is, but in a batch.

@@ -518,7 +518,11 @@ impl State {
             return None;
         }
         let version = self.version_last + 1;
-        Some(OrderKind::Publish { version, folder: weights_folder(version, trainer.epoch) })
+        Some(OrderKind::Publish {
+            version,
+            folder: weights_folder(version, trainer.epoch),
+            score: self.score_set(trainer),
+        })
     }
 
     /// A checkpoint that was asked for and is there already.

@@ -247,9 +247,10 @@ impl Conductor {
     }
 }
 
-/// A worker's name in the queue: unique per process.
+/// A worker's name in the queue, which is also the owner of its packs. Its processes are told apart by [`Conductor::heard`]:
+/// a new one gives up what its predecessor held.
 pub(crate) fn holder(worker: &WorkerId) -> String {
-    format!("{}/{}", worker.name, worker.incarnation)
+    worker.name.clone()
 }
 
 /// The attempt that a lease's text names.

@@ -8,6 +8,8 @@
 //! | [`inbox`] | where events wait, and requests for their answers |
 //! | [`http`] | the protocol's routes |
 //! | [`perform`] | carrying commands out |
+//! | [`scoring`] | comparing trainer and engines on the same samples |
+//! | [`tiles`] | looking at tiles before they are believed |
 //! | [`watch`] | finding engines and workers, probing and inviting them |
 //! | [`steps_file`] | `steps.jsonl`, made to say what the journal says |
 //! | [`faults`] | kills at named points, for tests |
@@ -18,6 +20,7 @@ mod inbox;
 mod perform;
 mod reign;
 mod rows;
+mod scoring;
 mod setup;
 mod steps_file;
 mod tiles;

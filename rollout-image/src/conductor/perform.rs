@@ -85,6 +85,35 @@ impl Performer {
                 let root = self.setup.run_dir.path().to_owned();
                 self.blocking(move || Event::FoldersFound(list_folders(&root)));
             }
+            Command::Score { version, scores, engines } => {
+                let engines: Vec<HttpEngine> = engines.iter().map(|url| self.engine(url)).collect();
+                let temperature = self.setup.config.frozen.sampling.temperature;
+                let (store, inbox) = (self.store.clone(), self.inbox.clone());
+                self.runtime.spawn(async move {
+                    let result = scoring::compare(store, &engines, version, scores, temperature).await;
+                    inbox.post(Event::Scored { version, result: result.map_err(|error| format!("{error:#}")) });
+                });
+            }
+            Command::ListPacks => {
+                let (store, writer, inbox) = (self.store.clone(), self.writer.clone(), self.inbox.clone());
+                self.runtime.spawn_blocking(move || match store.packs() {
+                    Ok(mut packs) => {
+                        // What is being written here is about to be referred to.
+                        let own = writer.pack();
+                        packs.retain(|pack| Some(&pack.name) != own.as_ref());
+                        inbox.post(Event::PacksFound(packs));
+                    }
+                    Err(error) => tracing::warn!(%error, "the packs cannot be listed; none is given up"),
+                });
+            }
+            Command::RemovePacks { retired } => {
+                let store = self.store.clone();
+                self.runtime.spawn_blocking(move || match store.remove(&retired) {
+                    Ok(0) => {}
+                    Ok(bytes) => tracing::info!(bytes, "packs that nothing refers to were removed"),
+                    Err(error) => tracing::warn!(%error, "packs could not be removed; it is tried again"),
+                });
+            }
             Command::DeleteFolder { folder } => {
                 let path = self.path(&folder);
                 self.blocking(move || {

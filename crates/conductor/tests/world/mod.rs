@@ -215,6 +215,8 @@ pub struct World {
     /// Times each group was generated.
     pub generated: BTreeMap<u64, u64>,
     pub deaths: BTreeMap<&'static str, u64>,
+    /// Nobody works: groups wait.
+    pub workers_idle: bool,
     pub pass_rate: f64,
     pub alike: bool,
     stopped_by_operator: bool,
@@ -263,6 +265,7 @@ impl World {
             next_ref: 0,
             generated: BTreeMap::new(),
             deaths: BTreeMap::new(),
+            workers_idle: false,
             pass_rate: 0.6,
             alike: false,
             stopped_by_operator: false,
@@ -333,6 +336,7 @@ impl World {
         }
         match self.rng.below(10) {
             0..=3 => self.deliver(),
+            4 | 5 if self.workers_idle => {}
             4 | 5 => self.worker_acts(),
             6 | 7 => self.trainer_acts(),
             8 => self.engine_acts(),
@@ -342,6 +346,70 @@ impl World {
                 }
                 self.send(Event::Tick, 0);
             }
+        }
+    }
+
+    /// Turns until `done` holds.
+    pub fn until(&mut self, what: &str, done: impl Fn(&World) -> bool) {
+        for _ in 0..200_000 {
+            if self.conductor.is_some() && done(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("never: {what}");
+    }
+
+    /// Hands an event to the conductor now; gives the commands, which are carried out too, and the answer to this request.
+    pub fn now(&mut self, event: impl FnOnce(ReplyId) -> Event) -> (Vec<Command>, Option<Reply>) {
+        let id = self.next_reply;
+        self.next_reply += 1;
+        let step = self.conductor.as_mut().expect("a conductor reigns").step(event(id), self.now).unwrap();
+        let commands = step.commands.clone();
+        self.commit(step);
+        let answer = commands.iter().find_map(|command| match command {
+            Command::Reply(to, reply) if *to == id => Some(reply.clone()),
+            _ => None,
+        });
+        (commands, answer)
+    }
+
+    /// The conductor dies, and another takes over. Gives what it commands at once.
+    pub fn succeed(&mut self) {
+        self.depose();
+        self.enthrone();
+    }
+
+    /// Nobody but the test acts from now on.
+    pub fn hush(&mut self) {
+        self.flying.clear();
+    }
+
+    /// The engines as the Service names them.
+    pub fn engines_named(&self) -> Event {
+        Event::Engines(self.engines.iter().map(|engine| engine.address.clone()).collect())
+    }
+
+    pub fn engine_urls(&self) -> Vec<String> {
+        self.engines.iter().map(|engine| engine.address.url.clone()).collect()
+    }
+
+    pub fn attempt(&self) -> u64 {
+        self.attempt
+    }
+
+    pub fn new_ref(&mut self) -> Ref {
+        self.fresh_ref()
+    }
+
+    pub fn claim_request(&self, attempt: u64, incarnation: &str) -> ClaimRequest {
+        let layout = Layout { dp: 2, tp: 1, pp: 1, cp: 1 };
+        ClaimRequest {
+            run: "uid".to_owned(),
+            attempt,
+            incarnation: incarnation.to_owned(),
+            pod: "t-0".to_owned(),
+            layout,
         }
     }
 
@@ -489,6 +557,12 @@ impl World {
                 let folders = self.folders.iter().cloned().collect();
                 self.send(Event::FoldersFound(folders), epoch);
             }
+            Command::Score { version, engines, .. } => {
+                assert!(!engines.is_empty());
+                let result = if self.rng.permille(self.faults.update) { Err("busy".to_owned()) } else { Ok((0.0, 8)) };
+                self.send(Event::Scored { version, result }, epoch);
+            }
+            Command::ListPacks | Command::RemovePacks { .. } => {}
             Command::DeleteFolder { folder } => {
                 self.folders.remove(&folder);
                 self.send(Event::FolderDeleted { folder, result: Ok(()) }, epoch);
@@ -762,12 +836,16 @@ impl World {
                 self.contents.insert(folder.clone(), digest.clone());
                 Report::Tiles { index_digest: format!("index of {digest}"), weights_digest: digest, bytes: 1 }
             }
-            Order::Publish { folder, .. } => {
+            Order::Publish { folder, score, .. } => {
                 assert!(folder.ends_with(&format!("-e{epoch}")), "{folder} is this epoch's own");
                 let digest = trainer.learnt.clone();
                 self.folders.insert(folder.clone());
                 self.contents.insert(folder.clone(), digest.clone());
-                Report::Weights { weights_digest: digest, bytes: 1 }
+                let scored = |set: control::wire::ScoreSet| {
+                    assert_eq!(set.samples.len(), 8, "spread over the batch: {:?}", set.samples);
+                    control::wire::Scores { set, log_probs: vec![vec![-1.0]; 8] }
+                };
+                Report::Weights { weights_digest: digest, bytes: 1, scores: score.clone().map(scored) }
             }
             Order::BeginRl => {
                 trainer.learnt.push_str("rl,");

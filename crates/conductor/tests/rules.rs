@@ -1,0 +1,619 @@
+//! One rule, one test: what the conductor promises to each of those it talks to.
+
+mod world;
+
+use conductor::{
+    Command, Conductor, DropReason, Error, Event, OrderKind, Position, Record, Reply, SettingsAsked, TilesProblem,
+    Unreached,
+};
+use control::wire::{
+    CheckpointRequest, CompleteRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome, RefusalKind,
+    RenewRequest, Report, ReportRequest, RunPhase, Start, TrainMetrics, WorkerId,
+};
+use world::{Faults, World, config};
+
+fn quiet(asynchronous: bool, warm: bool) -> World {
+    World::new(11, config(asynchronous, warm), Faults::default())
+}
+
+fn next(world: &mut World, epoch: u64, done: u64) -> Reply {
+    let poll = NextRequest { run: "uid".to_owned(), trainer_epoch: epoch, done, wait_ms: 0 };
+    world.now(|reply| Event::Next(reply, poll)).1.expect("a poll without patience is answered")
+}
+
+fn report(world: &mut World, epoch: u64, seq: u64, report: Report) -> Option<Reply> {
+    let request = ReportRequest { run: "uid".to_owned(), trainer_epoch: epoch, seq, report };
+    world.now(|reply| Event::Report(reply, Box::new(request))).1
+}
+
+fn claim(world: &mut World, attempt: u64, incarnation: &str) -> Reply {
+    let request = world.claim_request(attempt, incarnation);
+    world.now(|reply| Event::Claim(reply, request)).1.expect("a claim is answered at once")
+}
+
+fn lease(world: &mut World, worker: WorkerId, want: u32) -> Option<Reply> {
+    world.now(|reply| Event::Lease(reply, LeaseRequest { worker, want, wait_ms: 0 })).1
+}
+
+fn granted(reply: Option<Reply>) -> Vec<conductor::Grant> {
+    match reply {
+        Some(Reply::Lease { grants, .. }) => grants,
+        other => panic!("expected leases, got {other:?}"),
+    }
+}
+
+fn stranger(node: &str) -> WorkerId {
+    WorkerId { name: format!("stranger-on-{node}"), incarnation: "1".to_owned(), node: node.to_owned() }
+}
+
+fn settings(world: &mut World, number: u64, edit: impl FnOnce(&mut SettingsAsked)) -> Reply {
+    let config = Ok(Box::new(world.config.clone()));
+    let mut asked = SettingsAsked { number, fence_attempts_up_to: 0, cordoned_nodes: vec![], paused: false, config };
+    edit(&mut asked);
+    world.now(|reply| Event::Settings(reply, Box::new(asked))).1.expect("settings are answered at once")
+}
+
+fn complete(
+    world: &mut World,
+    worker: WorkerId,
+    grant: &conductor::Grant,
+    edit: impl FnOnce(&mut GroupSummary),
+) -> Option<Reply> {
+    let version = world.state().version;
+    let mut summary = GroupSummary {
+        group_index: grant.task,
+        rewards: vec![1.0, 0.0, 0.0, 1.0],
+        failed: 0,
+        version_min: version,
+        version_max: version,
+        response_tokens: 8,
+        tokens: 16,
+        generate_calls: 4,
+    };
+    edit(&mut summary);
+    let (lease, task) = (grant.lease.clone(), grant.task);
+    let request =
+        CompleteRequest { worker, lease, task, submission: format!("test/{task}"), group: world.new_ref(), summary };
+    world.now(|reply| Event::Complete(reply, Box::new(request))).1
+}
+
+fn is_fenced(reply: &Reply) -> bool {
+    matches!(reply, Reply::Refused(refusal) if refusal.kind == RefusalKind::Fenced)
+}
+
+fn trained() -> Report {
+    Report::Trained(Box::new(TrainMetrics::default()))
+}
+
+/// A run in its RL phase whose groups wait to be generated, with nobody acting but the test.
+fn waiting_for_groups(asynchronous: bool) -> World {
+    let mut world = quiet(asynchronous, false);
+    world.workers_idle = true;
+    world.until("groups are there to be leased", |w| {
+        w.state().live() > 0 && w.conductor.as_ref().unwrap().progress(w.now).engines.iter().all(|e| e.admitted)
+    });
+    world.hush();
+    world
+}
+
+#[test]
+fn a_superseded_trainer_may_neither_poll_nor_report() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 2);
+    world.hush();
+    let (epoch, attempt) = (world.state().trainer_epoch, world.state().attempt);
+    let Reply::Claim(claimed) = claim(&mut world, attempt + 1, "x") else { panic!("a higher attempt may claim") };
+    assert_eq!(claimed.trainer_epoch, epoch + 1);
+    assert!(is_fenced(&next(&mut world, epoch, 3)));
+    assert!(is_fenced(&report(&mut world, epoch, 4, trained()).unwrap()));
+    assert!(is_fenced(&claim(&mut world, attempt, "late")), "a lower attempt may not claim any more");
+}
+
+#[test]
+fn a_claim_repeated_after_a_lost_reply_gets_the_same_epoch() {
+    let mut world = quiet(false, false);
+    world.until("a conductor reigns", |_| true);
+    world.hush();
+    let Reply::Claim(first) = claim(&mut world, 1, "x") else { panic!("claim") };
+    let Reply::Claim(again) = claim(&mut world, 1, "x") else { panic!("claim") };
+    assert_eq!(first, again);
+    let Reply::Claim(other) = claim(&mut world, 1, "y") else { panic!("claim") };
+    assert_eq!(other.trainer_epoch, first.trainer_epoch + 1, "another process is another epoch");
+    assert_eq!(other.start, Start::Random { seed: 1 });
+}
+
+#[test]
+fn a_fenced_attempt_may_do_nothing_and_the_fence_is_never_lifted() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    world.hush();
+    let (epoch, attempt) = (world.state().trainer_epoch, world.state().attempt);
+    settings(&mut world, 1, |asked| asked.fence_attempts_up_to = attempt);
+    assert!(is_fenced(&next(&mut world, epoch, 0)));
+    assert!(is_fenced(&report(&mut world, epoch, 1, trained()).unwrap()));
+    assert!(is_fenced(&claim(&mut world, attempt, "again")));
+    settings(&mut world, 2, |_| {});
+    world.succeed();
+    world.hush();
+    assert!(is_fenced(&claim(&mut world, attempt, "again")));
+    assert!(matches!(claim(&mut world, attempt + 1, "new"), Reply::Claim(_)));
+}
+
+#[test]
+fn an_order_is_the_same_under_the_next_conductor_and_a_report_counts_once() {
+    let mut world = quiet(false, false);
+    world.until("a step is ordered", |w| {
+        matches!(w.state().trainer.as_ref().and_then(|t| t.order.clone()), Some(OrderKind::Train { step: 2, .. }))
+    });
+    world.hush();
+    let (epoch, done) = (world.state().trainer_epoch, world.state().trainer.as_ref().unwrap().done);
+    let work = |reply: Reply| match reply {
+        Reply::Next(next) => next.work.expect("there is an order"),
+        other => panic!("{other:?}"),
+    };
+    let first = work(next(&mut world, epoch, done));
+    assert_eq!(first, work(next(&mut world, epoch, done)));
+    world.succeed();
+    world.hush();
+    assert_eq!(first, work(next(&mut world, epoch, done)));
+    assert!(matches!(first.order, Order::Train(ref order) if order.step == 2 && !order.replay));
+    for _ in 0..3 {
+        assert!(matches!(report(&mut world, epoch, first.seq, trained()), Some(Reply::Report(_))));
+        world.succeed();
+        world.hush();
+    }
+    let reports =
+        world.journal.iter().filter(|r| matches!(r, Record::Reported { seq, .. } if *seq == first.seq)).count();
+    assert_eq!(reports, 1);
+    assert!(matches!(
+        report(&mut world, epoch, first.seq + 1, Report::Exported { bytes: 1 }),
+        Some(Reply::Refused(refusal)) if refusal.kind == RefusalKind::Invalid
+    ));
+}
+
+#[test]
+fn a_trainer_that_followed_a_conductor_nobody_reads_is_refused() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    world.hush();
+    let (epoch, done) = (world.state().trainer_epoch, world.state().trainer.as_ref().unwrap().done);
+    assert!(is_fenced(&next(&mut world, epoch, done + 2)));
+    assert!(is_fenced(&next(&mut world, epoch, done)), "for good");
+    let attempt = world.attempt();
+    assert!(matches!(claim(&mut world, attempt + 1, "new"), Reply::Claim(_)));
+}
+
+#[test]
+fn a_restarted_trainer_replays_kept_batches_and_versions_go_on_upward() {
+    let mut world = quiet(false, false);
+    world.until("two steps beyond a commit are learnt", |w| {
+        w.state().committed_position().is_some_and(|p| p.step == 3) && w.state().trained >= 5
+    });
+    world.hush();
+    let (version, generated, accepted) =
+        (world.state().version_last, world.generated.clone(), world.state().accepted());
+    let attempt = world.attempt();
+    let Reply::Claim(claimed) = claim(&mut world, attempt + 1, "new") else { panic!("claim") };
+    assert!(matches!(&claimed.start, Start::Commit(commit) if commit.step == 3));
+    let (epoch, mut done) = (claimed.trainer_epoch, 0);
+    let mut replayed = Vec::new();
+    let published = loop {
+        let Reply::Next(reply) = next(&mut world, epoch, done) else { panic!("poll") };
+        match reply.work.expect("there is work").order {
+            Order::Train(order) => {
+                assert_eq!(order.updates[0].micro_batches.len(), 2, "planned for the new layout");
+                replayed.push(order.step);
+                done += 1;
+                report(&mut world, epoch, done, trained());
+            }
+            Order::Publish { version, .. } => break version,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(replayed, (3..accepted).collect::<Vec<_>>(), "everything after the boundary, in order");
+    assert_eq!(published, version + 1);
+    assert_eq!(world.generated, generated, "nothing was generated again");
+}
+
+#[test]
+fn a_resume_at_or_past_the_last_step_finishes_without_an_update() {
+    let mut world = quiet(false, false);
+    world.until("five steps are learnt", |w| w.state().trained == 5);
+    let trained = world.audit.report().steps_trained;
+    world.config.live.total_steps = 2;
+    settings(&mut world, 1, |_| {});
+    world.until("it is over", World::is_over);
+    let report = world.audit.report();
+    assert!(report.finished && report.is_sound(), "{report:?}");
+    assert_eq!(report.steps_trained, trained);
+    // And once finished, whoever claims is told so at once.
+    let attempt = world.attempt();
+    let Reply::Claim(claimed) = claim(&mut world, attempt + 1, "new") else { panic!("claim") };
+    let Reply::Next(reply) = next(&mut world, claimed.trainer_epoch, 0) else { panic!("poll") };
+    assert_eq!(reply.work.map(|work| work.order), Some(Order::Finish));
+}
+
+#[test]
+fn tiles_that_are_not_what_was_reported_move_no_boundary() {
+    let mut world = quiet(false, false);
+    world.until("tiles are asked for", |w| {
+        matches!(w.state().trainer.as_ref().and_then(|t| t.order.clone()), Some(OrderKind::Save { .. }))
+    });
+    world.hush();
+    let (epoch, seq) = (world.state().trainer_epoch, world.state().trainer.as_ref().unwrap().done + 1);
+    let tiles = || Report::Tiles { index_digest: "d".to_owned(), weights_digest: "w".to_owned(), bytes: 1 };
+    let request = ReportRequest { run: "uid".to_owned(), trainer_epoch: epoch, seq, report: tiles() };
+    let step = world.conductor.as_mut().unwrap().step(Event::Report(1, Box::new(request)), world.now).unwrap();
+    assert!(
+        step.records.is_empty() && matches!(step.commands.as_slice(), [Command::VerifyTiles { .. }]),
+        "not believed yet: {step:?}"
+    );
+    let unreadable = Err(TilesProblem::Unreadable("a bad day".to_owned()));
+    let (commands, _) = world.now(|_| Event::TilesVerified { trainer_epoch: epoch, seq, result: unreadable });
+    assert!(commands.is_empty(), "looked at again later: {commands:?}");
+    let wrong = Err(TilesProblem::Wrong("a tile is short".to_owned()));
+    let (commands, _) = world.now(|_| Event::TilesVerified { trainer_epoch: epoch, seq, result: wrong });
+    assert!(commands.iter().any(|c| matches!(c, Command::Reply(1, reply) if is_fenced(reply))));
+    assert_eq!(world.state().committed_position(), None);
+    let attempt = world.attempt();
+    let Reply::Claim(claimed) = claim(&mut world, attempt + 1, "new") else { panic!("claim") };
+    assert_eq!(claimed.start, Start::Random { seed: 1 });
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_comes_before_anything_else_and_stops_if_asked_to() {
+    let mut world = quiet(false, false);
+    world.until("a step is ordered", |w| {
+        matches!(w.state().trainer.as_ref().and_then(|t| t.order.clone()), Some(OrderKind::Train { step: 1, .. }))
+    });
+    world.hush();
+    let (epoch, attempt) = (world.state().trainer_epoch, world.state().attempt);
+    let seq = world.state().trainer.as_ref().unwrap().done + 1;
+    for _ in 0..2 {
+        let request = CheckpointRequest { id: "a".to_owned(), attempt, then_stop: true };
+        assert!(matches!(world.now(|reply| Event::Checkpoint(reply, request)).1, Some(Reply::Checkpoint(_))));
+    }
+    assert_eq!(
+        world.journal.iter().filter(|r| matches!(r, Record::CheckpointAsked { .. })).count(),
+        1,
+        "repeats are the same request"
+    );
+    world.succeed();
+    world.hush();
+    report(&mut world, epoch, seq, trained());
+    let Reply::Next(reply) = next(&mut world, epoch, seq) else { panic!("poll") };
+    assert!(matches!(reply.work.unwrap().order, Order::Save { step: 2, .. }));
+    world.until("the attempt stops", |w| w.state().trainer.as_ref().is_some_and(|t| t.stopped));
+    assert_eq!(world.state().committed_position().map(|p| p.step), Some(2));
+    assert_eq!(world.conductor.as_ref().unwrap().progress(world.now).checkpoints_done, ["a"]);
+}
+
+#[test]
+fn a_version_that_no_engine_acknowledges_never_advances() {
+    let mut world = quiet(false, false);
+    world.until("an intent is journaled", |w| w.state().publishing.is_some());
+    world.hush();
+    for round in 0..200 {
+        world.now += 1_000;
+        for url in world.engine_urls() {
+            world.now(|_| Event::EngineProbed { url: url.clone(), result: Ok(0) });
+            world.now(|_| Event::EngineUpdated { url: url.clone(), version: 1, result: Err("no memory".to_owned()) });
+        }
+        let progress = world.conductor.as_ref().unwrap().progress(world.now);
+        assert_eq!(progress.weight_version, 0, "round {round}");
+        assert!(progress.engines.iter().all(|engine| !engine.admitted));
+        assert!(progress.waits.iter().any(|wait| wait.what.contains("no memory")), "{:?}", progress.waits);
+    }
+    assert!(granted(lease(&mut world, stranger("n"), 8)).is_empty(), "nothing is generated before a version is served");
+    // One is enough; the other is brought up in the background.
+    let url = world.engine_urls()[0].clone();
+    world.now += 10_000;
+    world.now(|_| Event::Tick);
+    world.now(|_| Event::EngineUpdated { url, version: 1, result: Ok(()) });
+    let progress = world.conductor.as_ref().unwrap().progress(world.now);
+    assert_eq!(progress.weight_version, 1);
+    assert_eq!(progress.engines.iter().map(|engine| engine.admitted).collect::<Vec<_>>(), [true, false]);
+}
+
+#[test]
+fn an_engine_that_comes_back_empty_holds_the_current_weights_before_it_is_offered() {
+    let mut world = waiting_for_groups(false);
+    let url = world.engine_urls()[1].clone();
+    let version = world.state().version;
+    world.now(|_| Event::EngineProbed { url: url.clone(), result: Err(Unreached::gone("refused")) });
+    let (commands, _) = world.now(|_| Event::EngineProbed { url: url.clone(), result: Ok(0) });
+    assert!(
+        commands
+            .iter()
+            .any(|c| matches!(c, Command::UpdateEngine { url: to, version: v, .. } if *to == url && *v == version))
+    );
+    let offered = |world: &World| {
+        let progress = world.conductor.as_ref().unwrap().progress(world.now);
+        progress.engines.iter().any(|engine| engine.url == url && engine.admitted)
+    };
+    assert!(!offered(&world));
+    let (commands, _) = world.now(|_| Event::EngineUpdated { url: url.clone(), version, result: Ok(()) });
+    assert!(commands.contains(&Command::ResumeEngine { url: url.clone() }));
+    assert!(offered(&world));
+}
+
+#[test]
+fn a_new_conductor_asserts_version_and_pause_state_on_every_engine() {
+    let mut world = waiting_for_groups(false);
+    let version = world.state().version;
+    world.succeed();
+    world.hush();
+    let named = world.engines_named();
+    world.now(|_| named);
+    let urls = world.engine_urls();
+    let (commands, _) = world.now(|_| Event::EngineProbed { url: urls[0].clone(), result: Ok(version) });
+    assert!(
+        commands.contains(&Command::ResumeEngine { url: urls[0].clone() }),
+        "it may have been left paused: {commands:?}"
+    );
+    // A zombie brought the other one to something else.
+    let (commands, _) = world.now(|_| Event::EngineProbed { url: urls[1].clone(), result: Ok(version + 7) });
+    assert!(
+        commands.iter().any(|c| matches!(c, Command::UpdateEngine { version: v, .. } if *v == version)),
+        "{commands:?}"
+    );
+}
+
+#[test]
+fn a_sample_of_a_version_the_ledger_lacks_is_refused() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grants = granted(lease(&mut world, worker.clone(), 1));
+    let answer = complete(&mut world, worker, &grants[0], |summary| summary.version_max = 99);
+    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Superseded));
+    assert!(matches!(world.journal.last(), Some(Record::TaskFailed { reason, .. }) if reason.contains("99")));
+}
+
+#[test]
+fn a_group_with_one_good_sample_is_tried_again_and_one_with_three_is_taken() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grants = granted(lease(&mut world, worker.clone(), 2));
+    let answer =
+        complete(&mut world, worker.clone(), &grants[0], |summary| (summary.rewards, summary.failed) = (vec![1.0], 3));
+    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Superseded));
+    let answer = complete(&mut world, worker.clone(), &grants[1], |summary| {
+        (summary.rewards, summary.failed) = (vec![1.0, 0.0, 1.0], 1)
+    });
+    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted));
+    let again = granted(lease(&mut world, worker, 8));
+    assert!(
+        again.iter().any(|grant| grant.task == grants[0].task && grant.seeds == grants[0].seeds),
+        "same group, same seeds"
+    );
+}
+
+#[test]
+fn a_result_is_taken_once_whoever_offers_it_and_under_whatever_lease() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+    world.succeed();
+    world.hush();
+    // Leases are void, and the work is not lost.
+    let renew = RenewRequest { worker: worker.clone(), leases: vec![(grant.lease.clone(), grant.task)] };
+    let Some(Reply::Renew(renewed)) = world.now(|reply| Event::Renew(reply, renew)).1 else { panic!("renew") };
+    assert_eq!(renewed.lost, [grant.lease.clone()]);
+    for _ in 0..2 {
+        let answer = complete(&mut world, worker.clone(), &grant, |_| {});
+        assert!(
+            matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted),
+            "a repeated offer is the same offer"
+        );
+    }
+    let other = CompleteRequest {
+        worker: stranger("m"),
+        lease: grant.lease.clone(),
+        task: grant.task,
+        submission: "another".to_owned(),
+        group: world.new_ref(),
+        summary: GroupSummary {
+            group_index: grant.task,
+            rewards: vec![0.0; 4],
+            failed: 0,
+            version_min: 1,
+            version_max: 1,
+            response_tokens: 8,
+            tokens: 16,
+            generate_calls: 4,
+        },
+    };
+    let Some(Reply::Complete(reply)) = world.now(|reply| Event::Complete(reply, Box::new(other))).1 else {
+        panic!("complete")
+    };
+    assert_eq!(reply.outcome, Outcome::Superseded, "the first result wins");
+}
+
+#[test]
+fn a_cordoned_node_gets_no_leases() {
+    let mut world = waiting_for_groups(false);
+    settings(&mut world, 1, |asked| asked.cordoned_nodes = vec!["old".to_owned()]);
+    assert!(granted(lease(&mut world, stranger("old"), 4)).is_empty());
+    assert!(!granted(lease(&mut world, stranger("new"), 4)).is_empty());
+}
+
+#[test]
+fn a_suspended_run_admits_no_group() {
+    let mut world = waiting_for_groups(false);
+    settings(&mut world, 1, |asked| asked.paused = true);
+    assert!(granted(lease(&mut world, stranger("n"), 4)).is_empty());
+    let progress = world.conductor.as_ref().unwrap().progress(world.now);
+    assert!(progress.waits.iter().any(|wait| wait.owner == "user"), "{:?}", progress.waits);
+    settings(&mut world, 2, |_| {});
+    assert!(!granted(lease(&mut world, stranger("n"), 4)).is_empty());
+}
+
+#[test]
+fn work_is_shared_among_those_who_ask_and_lost_work_is_given_again() {
+    let mut world = waiting_for_groups(false);
+    let [a, b] = ["a", "b"].map(stranger);
+    let ask = |worker: &WorkerId| LeaseRequest { worker: worker.clone(), want: 16, wait_ms: 5_000 };
+    // Both wait; then there is work.
+    settings(&mut world, 1, |asked| asked.paused = true);
+    world.now(|reply| Event::Lease(reply, ask(&a)));
+    world.now(|reply| Event::Lease(reply, ask(&b)));
+    let config = Ok(Box::new(world.config.clone()));
+    let asked = SettingsAsked { number: 2, fence_attempts_up_to: 0, cordoned_nodes: vec![], paused: false, config };
+    let (commands, _) = world.now(|reply| Event::Settings(reply, Box::new(asked)));
+    let shares: Vec<usize> = commands
+        .iter()
+        .filter_map(|c| if let Command::Reply(_, Reply::Lease { grants, .. }) = c { Some(grants.len()) } else { None })
+        .collect();
+    assert_eq!(shares, [2, 2]);
+    // One is restarted: what its predecessor held is free at once.
+    let reborn = WorkerId { incarnation: "2".to_owned(), ..a };
+    assert_eq!(granted(lease(&mut world, reborn, 16)).len(), 2);
+    // The other falls silent: free when its leases have run out.
+    assert!(granted(lease(&mut world, stranger("c"), 16)).is_empty());
+    world.now += conductor::LEASE_MS + 1;
+    world.now(|_| Event::Tick);
+    assert_eq!(granted(lease(&mut world, stranger("c"), 16)).len(), 4);
+}
+
+#[test]
+fn groups_beyond_the_steps_own_are_given_up_as_soon_as_the_step_is_full() {
+    let mut world = waiting_for_groups(false);
+    let (fast, slow) = (stranger("fast"), stranger("slow"));
+    let held = granted(lease(&mut world, slow.clone(), 1)).remove(0);
+    let patient = LeaseRequest { worker: slow, want: 4, wait_ms: 5_000 };
+    let (_, unanswered) = world.now(|reply| Event::Lease(reply, patient));
+    let unanswered = match unanswered {
+        None => Vec::new(),
+        Some(Reply::Lease { grants, .. }) => grants,
+        other => panic!("{other:?}"),
+    };
+    let mut left: Vec<conductor::Grant> = granted(lease(&mut world, fast.clone(), 16));
+    left.extend(unanswered);
+    let mut told = Vec::new();
+    for grant in left.iter().take(3) {
+        let version = world.state().version;
+        let summary = GroupSummary {
+            group_index: grant.task,
+            rewards: vec![1.0, 0.0, 0.0, 1.0],
+            failed: 0,
+            version_min: version,
+            version_max: version,
+            response_tokens: 8,
+            tokens: 16,
+            generate_calls: 4,
+        };
+        let request = CompleteRequest {
+            worker: fast.clone(),
+            lease: grant.lease.clone(),
+            task: grant.task,
+            submission: format!("fast/{}", grant.task),
+            group: world.new_ref(),
+            summary,
+        };
+        let (commands, _) = world.now(|reply| Event::Complete(reply, Box::new(request)));
+        told.extend(commands.into_iter().filter_map(|c| {
+            if let Command::Reply(_, Reply::Lease { abandon, .. }) = c { Some(abandon) } else { None }
+        }));
+    }
+    let dropped =
+        world.journal.iter().rev().find_map(|r| {
+            if let Record::Dropped { groups, reason } = r { Some((groups.clone(), *reason)) } else { None }
+        });
+    assert_eq!(dropped, Some((vec![held.task], DropReason::Surplus)), "listed with its reason");
+    let heard = told.iter().flatten().any(|task| *task == held.task);
+    let later = lease(&mut world, stranger("slow"), 4);
+    let later = matches!(later, Some(Reply::Lease { abandon, .. }) if abandon == [held.task]);
+    assert!(heard || later, "whoever works on it is told with the next answer");
+}
+
+#[test]
+fn an_async_run_never_has_more_under_way_than_may_still_be_trained() {
+    let mut config = config(true, false);
+    config.frozen.prompts_per_step = 16;
+    config.frozen.max_staleness = 3;
+    config.live.total_steps = 12;
+    let mut world = World::new(2, config, Faults::default());
+    world.until("the first groups are drawn", |w| w.state().live() > 0);
+    assert_eq!(world.state().live(), 64, "(staleness 3 + 1) steps of 16");
+    for _ in 0..20_000 {
+        world.turn();
+        let state = world.state();
+        let learnt = state.step_of_version(state.version).unwrap_or(0);
+        let room = (learnt + 4 - state.accepted().min(learnt + 4)) * 16;
+        assert!(state.live() <= room, "{} groups under way, {room} can still be trained", state.live());
+        if let Some(step) = &state.last_step {
+            assert!(step.staleness_max <= 3);
+        }
+        if world.is_over() {
+            break;
+        }
+    }
+    assert!(world.is_over());
+}
+
+#[test]
+fn a_field_that_may_not_change_is_refused_by_name_and_nothing_changes() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    world.hush();
+    let mut other = world.config.clone();
+    other.frozen.sampling.temperature = 0.5;
+    let refused = Conductor::open(world.state().clone(), 99, other.clone(), world.now).err();
+    assert!(matches!(&refused, Some(Error::Changed { field, .. }) if field == "sampling.temperature"), "{refused:?}");
+    let before = world.journal.len();
+    let answer = settings(&mut world, 5, |asked| asked.config = Ok(Box::new(other)));
+    assert!(
+        matches!(answer, Reply::Refused(refusal) if refusal.kind == RefusalKind::Invalid && refusal.message.contains("sampling.temperature"))
+    );
+    assert_eq!(world.journal.len(), before);
+    // What may change is taken, once per number.
+    world.config.live.total_steps = 9;
+    assert!(matches!(settings(&mut world, 5, |_| {}), Reply::Settings(reply) if reply.number == 5));
+    assert_eq!(world.state().run.as_ref().unwrap().settings.live.total_steps, 9);
+    world.config.live.total_steps = 3;
+    assert!(matches!(settings(&mut world, 4, |_| {}), Reply::Settings(reply) if reply.number == 5));
+    assert_eq!(world.state().run.as_ref().unwrap().settings.live.total_steps, 9, "an older number changes nothing");
+}
+
+#[test]
+fn the_commit_that_ends_the_warm_start_says_step_0_and_only_then_groups_are_generated() {
+    let mut world = quiet(false, true);
+    world.until("the RL phase has begun", |w| w.state().in_rl());
+    let commit = world.state().commits.back().unwrap().commit.clone();
+    assert_eq!((commit.step, commit.warming), (0, false));
+    assert!(commit.warm_step > 0 && world.state().warm_batches.is_empty());
+    let committed =
+        world.journal.iter().position(|r| matches!(r, Record::Committed { commit, .. } if !commit.warming)).unwrap();
+    let drawn = world.journal.iter().position(|r| matches!(r, Record::Refilled { .. })).unwrap_or(usize::MAX);
+    assert!(committed < drawn);
+    assert_eq!(world.conductor.as_ref().unwrap().progress(world.now).phase, RunPhase::Rl);
+    assert_eq!(Position::of(&commit), world.state().boundary());
+}
+
+#[test]
+fn folders_of_superseded_epochs_go_and_those_of_the_living_stay() {
+    let mut world = quiet(false, false);
+    world.until("a commit is there", |w| w.state().commits.len() == 1);
+    world.hush();
+    let attempt = world.attempt();
+    claim(&mut world, attempt + 1, "new");
+    let epoch = world.state().trainer_epoch;
+    let kept = world.state().commits.back().unwrap().commit.folder.clone();
+    let weights = world.state().versions[&world.state().version].folder.clone();
+    let found = vec![
+        kept.clone(),
+        weights.clone(),
+        format!("tiles/step-000001-e{}", epoch - 1),
+        format!("weights/v000099-e{}", epoch - 1),
+        format!("tiles/step-000004-e{epoch}"),
+        format!("tiles/step-000004-e{}", epoch + 1),
+        "tiles/somebody's own".to_owned(),
+    ];
+    let (commands, _) = world.now(|_| Event::FoldersFound(found));
+    let deleted: Vec<String> = commands
+        .into_iter()
+        .filter_map(|c| if let Command::DeleteFolder { folder } = c { Some(folder) } else { None })
+        .collect();
+    assert_eq!(deleted, [format!("tiles/step-000001-e{}", epoch - 1), format!("weights/v000099-e{}", epoch - 1)]);
+    assert!(!deleted.contains(&kept) && !deleted.contains(&weights));
+}
