@@ -48,7 +48,6 @@ impl Health {
     }
 
     /// The three routes, to merge into a server's own.
-    #[must_use]
     pub fn router(&self) -> Router {
         Router::new()
             .route("/livez", get(|State(health): State<Health>| async move { answer(&health.0.dead) }))

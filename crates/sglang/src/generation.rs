@@ -72,11 +72,14 @@ struct Reply {
     meta_info: Meta,
 }
 
+/// (log-prob, id, text).
+pub(crate) type LogProbRow = (Option<f32>, u32, Option<String>);
+
 #[derive(Deserialize)]
 struct Meta {
     finish_reason: Option<FinishReason>,
     #[serde(default)]
-    output_token_logprobs: Option<Vec<(Option<f32>, u32, Option<String>)>>,
+    output_token_logprobs: Option<Vec<LogProbRow>>,
     #[serde(default)]
     weight_version: Option<String>,
     #[serde(default)]

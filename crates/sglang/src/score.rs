@@ -3,6 +3,8 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::generation::LogProbRow;
+
 /// Tokens to score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreRequest {
@@ -33,7 +35,7 @@ struct Meta {
     #[serde(default)]
     weight_version: Option<String>,
     #[serde(default)]
-    input_token_logprobs: Vec<(Option<f32>, u32, Option<String>)>,
+    input_token_logprobs: Vec<LogProbRow>,
 }
 
 impl ScoreRequest {
