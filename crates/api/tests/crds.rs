@@ -1,5 +1,7 @@
 //! The checked-in CRDs are what the types say. `UPDATE_CRDS=1 cargo test -p api --test crds` writes them anew.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 
 #[test]

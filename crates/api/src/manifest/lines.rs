@@ -50,11 +50,7 @@ pub(super) fn documents(text: &str) -> Vec<Lines> {
                 stack.clear();
                 empty = true;
             }
-            Event::DocumentEnd => {
-                if !empty {
-                    out.push(std::mem::take(&mut lines));
-                }
-            }
+            Event::DocumentEnd if !empty => out.push(std::mem::take(&mut lines)),
             Event::Scalar(value, style, _, _) => {
                 if stack.is_empty()
                     && style == ScalarStyle::Plain

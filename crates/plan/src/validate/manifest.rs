@@ -41,7 +41,7 @@ pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Pr
             problems.push(object.source.locate(p));
         }
     }
-    problems.sort_by(|a, b| (a.document, a.line).cmp(&(b.document, b.line)));
+    problems.sort_by_key(|p| (p.document, p.line));
     if problems.is_empty() { Ok(objects) } else { Err(problems) }
 }
 
