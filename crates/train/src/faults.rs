@@ -10,8 +10,8 @@
 //! | `flip-weight` | rank 0 doubles one weight of a published folder after its digest was taken (`version` says which) |
 //! | `poison-gradient` | one gradient element becomes NaN before the optimizer update |
 //!
-//! The keys select: `point` (see [`Point`], needed by the first three), `rank` (default 0), `step` (RL step of a Train or
-//! Save order), `seq`, `version`, `attempt` (default: the first, so that the successor of a killed attempt lives).
+//! The keys select: `point` (see [`Point`], needed by the first three), `rank` (default 0), `step` (of a train or save order:
+//! RL step or warm-start update), `phase` (`warm` or `rl`: which of them), `seq`, `version`, `attempt` (default: the first, so that the successor of a killed attempt lives).
 //! `attempt=*` means every attempt. Unset, the whole module costs a look at an empty list.
 
 use std::fmt;
@@ -20,6 +20,7 @@ use std::path::Path;
 
 use checkpoint::disk::DiskFile;
 use checkpoint::{Disk, RealDisk};
+use control::wire::Phase;
 
 use crate::error::Error;
 
@@ -92,6 +93,7 @@ struct Fault {
     point: Option<Point>,
     rank: usize,
     step: Option<u64>,
+    phase: Option<Phase>,
     seq: Option<u64>,
     version: Option<u64>,
     attempt: Option<u64>,
@@ -100,8 +102,10 @@ struct Fault {
 /// What a rank is doing, for faults to select by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// Step of the order at hand.
+    /// Step of the order at hand: RL step or warm-start update.
     pub step: Option<u64>,
+    /// Which of them.
+    pub phase: Option<Phase>,
     /// Number of the order at hand.
     pub seq: u64,
     /// Version of the publication at hand.
@@ -176,6 +180,7 @@ impl Faults {
 
     fn selects(&self, fault: &Fault) -> bool {
         fault.step.is_none_or(|s| self.moment.step == Some(s))
+            && fault.phase.is_none_or(|p| self.moment.phase == Some(p))
             && fault.seq.is_none_or(|s| self.moment.seq == s)
             && fault.version.is_none_or(|v| self.moment.version == Some(v))
     }
@@ -296,7 +301,8 @@ fn parse_one(text: &str) -> Result<Fault, String> {
             return Err(format!("'{other}' is not one of kill, stop, error, flip-weight, poison-gradient"));
         }
     };
-    let mut fault = Fault { what, point: None, rank: 0, step: None, seq: None, version: None, attempt: Some(1) };
+    let mut fault =
+        Fault { what, point: None, rank: 0, step: None, phase: None, seq: None, version: None, attempt: Some(1) };
     for pair in rest.split(',').map(str::trim).filter(|p| !p.is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("'{pair}' is not key=value"))?;
         let number = || value.parse::<u64>().map_err(|_| format!("'{value}' of '{key}' is not a number"));
@@ -307,11 +313,14 @@ fn parse_one(text: &str) -> Result<Fault, String> {
             }
             "rank" => fault.rank = number()? as usize,
             "step" => fault.step = Some(number()?),
+            "phase" if value == "warm" => fault.phase = Some(Phase::WarmStart),
+            "phase" if value == "rl" => fault.phase = Some(Phase::Rl),
+            "phase" => return Err(format!("'{value}' is not one of warm, rl")),
             "seq" => fault.seq = Some(number()?),
             "version" => fault.version = Some(number()?),
             "attempt" if value == "*" => fault.attempt = None,
             "attempt" => fault.attempt = Some(number()?),
-            other => return Err(format!("'{other}' is not one of point, rank, step, seq, version, attempt")),
+            other => return Err(format!("'{other}' is not one of point, rank, step, phase, seq, version, attempt")),
         }
     }
     let strikes = matches!(what, What::Kill | What::Stop | What::Error);
@@ -329,21 +338,26 @@ mod tests {
     fn a_fault_strikes_only_its_rank_attempt_step_and_point() {
         let text = "error:rank=1,step=7,point=backward; flip-weight:version=5";
         let mut f = Faults::parse(text, 1, 1).unwrap();
-        f.now(Moment { step: Some(7), seq: 3, version: None });
+        f.now(Moment { step: Some(7), seq: 3, ..Moment::default() });
         assert!(matches!(f.at(Point::Backward), Err(Error::Injected { point: Point::Backward })));
         assert!(f.at(Point::Optimizer).is_ok() && !f.flips_weight());
-        f.now(Moment { step: Some(8), seq: 4, version: None });
+        f.now(Moment { step: Some(8), seq: 4, ..Moment::default() });
         assert!(f.at(Point::Backward).is_ok());
 
         let mut f = Faults::parse(text, 0, 1).unwrap();
-        f.now(Moment { step: Some(7), seq: 3, version: None });
+        f.now(Moment { step: Some(7), seq: 3, ..Moment::default() });
         assert!(f.at(Point::Backward).is_ok() && !f.flips_weight());
-        f.now(Moment { step: None, seq: 5, version: Some(5) });
+        f.now(Moment { seq: 5, version: Some(5), ..Moment::default() });
         assert!(f.flips_weight());
 
         let mut f = Faults::parse(text, 1, 2).unwrap();
-        f.now(Moment { step: Some(7), seq: 3, version: None });
+        f.now(Moment { step: Some(7), seq: 3, ..Moment::default() });
         assert!(f.at(Point::Backward).is_ok(), "the second attempt is spared");
+        let mut f = Faults::parse("error:phase=rl,step=7,point=backward", 0, 1).unwrap();
+        f.now(Moment { step: Some(7), phase: Some(Phase::WarmStart), ..Moment::default() });
+        assert!(f.at(Point::Backward).is_ok());
+        f.now(Moment { step: Some(7), phase: Some(Phase::Rl), ..Moment::default() });
+        assert!(f.at(Point::Backward).is_err());
         assert!(Faults::parse("error:point=claimed,attempt=*", 0, 9).unwrap().at(Point::Claimed).is_err());
     }
 

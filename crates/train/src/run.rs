@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use comm::Group;
-use control::wire::{ClaimReply, ClaimRequest, Layout, Order, Report, Work};
+use control::wire::{ClaimReply, ClaimRequest, Layout, Order, Phase, Report, Work};
 use parallel::{Grid, Groups};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -217,11 +217,12 @@ impl Loop {
 }
 
 fn moment(work: &Work) -> Moment {
-    let (step, version) = match &work.order {
-        Order::Train(order) => (Some(order.step), None),
-        Order::Save { step, .. } => (Some(*step), None),
-        Order::Publish { version, .. } => (None, Some(*version)),
-        _ => (None, None),
+    let (step, phase, version) = match &work.order {
+        Order::Train(order) => (Some(order.step), Some(order.phase), None),
+        Order::Save { warm_step, warming: true, .. } => (Some(*warm_step), Some(Phase::WarmStart), None),
+        Order::Save { step, .. } => (Some(*step), Some(Phase::Rl), None),
+        Order::Publish { version, .. } => (None, None, Some(*version)),
+        _ => (None, None, None),
     };
-    Moment { step, seq: work.seq, version }
+    Moment { step, phase, seq: work.seq, version }
 }
