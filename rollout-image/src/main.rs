@@ -1,5 +1,6 @@
 //! `thresh-rollout`: the conductor of a run, a worker of a pool, or a native engine. This binary only wires: what they do
 //! is in the libraries.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod conductor;
 mod engine;

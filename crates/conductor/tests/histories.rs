@@ -1,8 +1,9 @@
 //! Random histories: whatever dies, and between whichever records, everything happens once.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod world;
 
-use conductor::{Record, TooStale};
+use conductor::{Record, State, TooStale};
 use world::{Faults, World, config};
 
 /// More in the long form: `THRESH_HISTORIES=10000 cargo test --release -p conductor --test histories`.
@@ -76,11 +77,18 @@ fn groups_without_spread_are_replaced_when_that_is_asked_for() {
 fn sync_groups_are_generated_with_their_steps_own_weights() {
     let mut world = World::new(3, config(false, false), Faults::default());
     world.run(0, 100_000);
+    let mut state = State::default();
+    let mut batches = 0;
     for record in &world.journal {
-        if let Record::Reported { report: control::wire::Report::Trained(_), .. } = record {
-            assert_eq!(world.state().last_step.as_ref().unwrap().staleness_max, 0);
+        state.apply(record).unwrap();
+        if let Record::Accepted { step, .. } = record {
+            let batch = &state.batches[step];
+            assert_eq!((batch.staleness, batch.version_min), (0, batch.version_max));
+            assert_eq!(state.step_of_version(batch.version_min), Some(*step));
+            batches += 1;
         }
     }
+    assert_eq!(batches, 7);
 }
 
 #[test]

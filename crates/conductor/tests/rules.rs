@@ -1,4 +1,5 @@
 //! One rule, one test: what the conductor promises to each of those it talks to.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod world;
 

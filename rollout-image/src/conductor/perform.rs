@@ -12,7 +12,7 @@ use sglang::{DiskTransport, Engine, EngineError, HttpEngine, PauseMode, Publicat
 use straw::{Ref, Store, Writer};
 use tokio::runtime::Handle;
 
-use super::{inbox::Inbox, setup::Setup, tiles};
+use super::{inbox::Inbox, scoring, setup::Setup, tiles};
 
 /// A pause waits until nothing runs any more.
 const PAUSE_LIMIT: Duration = Duration::from_secs(60);

@@ -652,7 +652,7 @@ impl World {
         let rewards: Vec<f64> =
             (0..4).map(|_| if self.rng.permille((reward * 1000.0) as u64) { 1.0 } else { 0.0 }).collect();
         let worker = &mut self.workers[at];
-        if worker.offered.is_none() && !worker.finished.is_empty() && choice % 3 == 0 {
+        if worker.offered.is_none() && !worker.finished.is_empty() && choice.is_multiple_of(3) {
             let index = (choice / 3) as usize % worker.finished.len();
             let request = worker.finished[index].clone();
             let id = self.ask(|id| Event::Complete(id, Box::new(request)));
@@ -684,7 +684,7 @@ impl World {
             let began = if began == 0 { now_at } else { began };
             let samples = grant.seeds.len();
             let mut rewards: Vec<f64> = rewards.into_iter().take(samples).collect();
-            if alike && grant.kind == TaskKind::Train && task % 3 == 0 {
+            if alike && grant.kind == TaskKind::Train && task.is_multiple_of(3) {
                 rewards = vec![1.0; samples];
             }
             if grant.kind == TaskKind::Eval && grant.row == 0 && reward > 0.0 {
