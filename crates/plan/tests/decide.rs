@@ -636,6 +636,27 @@ fn a_new_operator_with_other_images_and_settings_restarts_nothing() {
 }
 
 #[test]
+fn a_run_that_advances_writes_status_no_more_often_than_the_interval() {
+    let mut sim = Sim::new();
+    sim.settings.progress_interval = std::time::Duration::from_secs(15);
+    sim.run();
+    sim.advance_ms(20_000);
+    sim.run();
+    let before = sim.writes;
+    for n in 0..60 {
+        sim.report.step = n;
+        sim.report.weight_version = n;
+        sim.report.min_weight_version = Some(n);
+        sim.report.waiting_for = Some(format!("{n} groups"));
+        sim.report.inflight = n;
+        sim.pass();
+        sim.advance_ms(1_000);
+    }
+    assert!(sim.writes - before <= 5, "{} writes in a minute", sim.writes - before);
+    assert_eq!(sim.status().attempts, 1);
+}
+
+#[test]
 fn a_superseded_job_is_deleted_on_sight() {
     let mut sim = Sim::new();
     sim.run();

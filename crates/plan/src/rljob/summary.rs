@@ -98,7 +98,10 @@ impl Pass<'_> {
                 let ready = report.map_or(serving.status.as_ref().map_or(0, |s| s.ready_replicas), |r| r.engines_ready);
                 let needed =
                     (u64::from(desired) * u64::from(self.job.spec.serving.min_ready_percent)).div_ceil(100).max(1);
-                let min_weight_version = report.and_then(|r| r.min_weight_version);
+                // It moves with every step, so it is written when progress is.
+                let told = self.s.progress.as_ref().and_then(|p| p.heartbeat_time.as_ref()) == Some(&micro(self.now));
+                let known = self.s.serving.as_ref().and_then(|s| s.min_weight_version);
+                let min_weight_version = if told { report.and_then(|r| r.min_weight_version) } else { known };
                 self.s.serving = Some(ServingSummary {
                     name: name.clone(),
                     ready,
@@ -189,8 +192,8 @@ impl Pass<'_> {
         {
             (Truth::False, "HeartbeatLost", "the conductor has not heard of the trainer for a while".to_owned())
         } else {
-            let waiting = self.report().and_then(|r| r.waiting_for.clone()).unwrap_or_default();
-            (Truth::True, "StepAdvanced", waiting)
+            // Without what the run waits for: that changes from look to look, and each change would be a write.
+            (Truth::True, "StepAdvanced", String::new())
         };
         self.set(cond::PROGRESSING, truth, reason, message);
     }
