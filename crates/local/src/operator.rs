@@ -321,23 +321,6 @@ impl Operator {
                     list.retain(|one| one != finalizer);
                 }
             }),
-            Action::Orphan(target) => {
-                let owner = object.meta().uid.clone().unwrap_or_default();
-                let orphan = |meta: &mut ObjectMeta| {
-                    if let Some(owners) = &mut meta.owner_references {
-                        owners.retain(|one| one.uid != owner);
-                    }
-                };
-                match target.kind {
-                    ChildKind::ServingCluster => self.servings.update(&target.name, |one| orphan(&mut one.metadata)),
-                    ChildKind::RolloutPool => self.pools.update(&target.name, |one| orphan(&mut one.metadata)),
-                    ChildKind::ConfigMap
-                    | ChildKind::Service
-                    | ChildKind::StatefulSet
-                    | ChildKind::DaemonSet
-                    | ChildKind::Job => Ok(false),
-                }
-            }
         }
     }
 

@@ -70,8 +70,6 @@ pub enum Action {
     AddFinalizer(&'static str),
     /// Remove a finalizer.
     RemoveFinalizer(&'static str),
-    /// Remove our ownerReference from a child that is to stay.
-    Orphan(Target),
 }
 
 /// An object to delete.

@@ -332,7 +332,6 @@ impl Sim {
             }
             Action::AddFinalizer(f) => self.job.metadata.finalizers.get_or_insert_default().push(f.into()),
             Action::RemoveFinalizer(f) => self.job.metadata.finalizers.get_or_insert_default().retain(|x| x != f),
-            Action::Orphan(_) => {}
         }
     }
 
