@@ -1,0 +1,157 @@
+//! What is rendered.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod cases;
+
+use api::{AttemptStatus, Frozen, ParallelismStatus, PodTemplate, RLJob};
+use plan::{Child, Images, Settings, build};
+use serde_json::{Value, json};
+
+fn job() -> RLJob {
+    let mut job = cases::job();
+    job.metadata.uid = Some("uid-run".into());
+    job.metadata.namespace = Some("rl".into());
+    job
+}
+
+fn frozen() -> Frozen {
+    Frozen { trainer_image: "trainer:1".into(), rollout_image: "rollout:1".into() }
+}
+
+fn settings() -> Settings {
+    Settings::cluster(Images { trainer_cpu: "other".into(), rollout: "other".into() })
+}
+
+fn attempt(job: &RLJob) -> AttemptStatus {
+    AttemptStatus {
+        id: 3,
+        job_name: build::job_name("sort5-grpo", 3),
+        revision: api::hash::trainer(job),
+        parallelism: ParallelismStatus { dp: 2, tp: 1 },
+        nodes: 1,
+        ..AttemptStatus::default()
+    }
+}
+
+fn everything(job: &RLJob) -> Vec<Child> {
+    let mut all = build::conductor_objects(job, &frozen());
+    all.push(Child::Service(Box::new(build::trainer_service(job))));
+    all.extend(build::attempt_objects(job, &attempt(job), &frozen(), &settings()));
+    let mut cluster = build::serving_cluster(job, None).unwrap();
+    cluster.metadata.uid = Some("uid-serving".into());
+    all.push(Child::ServingCluster(Box::new(cluster.clone())));
+    all.extend(build::engine_objects(&cluster, "rollout:1", 0));
+    let mut pool = build::rollout_pool(job, None).unwrap();
+    pool.metadata.uid = Some("uid-pool".into());
+    all.push(Child::RolloutPool(Box::new(pool.clone())));
+    all.extend(build::pool_objects(&pool, "rollout:1"));
+    all
+}
+
+#[test]
+fn the_quickstarts_objects_are_as_on_record() {
+    let mut text = String::new();
+    for child in everything(&job()) {
+        let mut json = child.to_json();
+        // Checked on its own below; as one line it would hide every difference.
+        if let Some(data) = json.get_mut("data").and_then(|d| d.get_mut("rljob.json")) {
+            *data = "(the RLJob)".into();
+        }
+        text.push_str("---\n");
+        text.push_str(&serde_saphyr::to_string(&json).unwrap());
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_conductor_reads_the_whole_rljob_with_its_defaults() {
+    let job = job();
+    let json = build::run_json(&job);
+    let back: RLJob = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(back.spec, job.defaulted().spec);
+    assert_eq!(back.metadata.uid.as_deref(), Some("uid-run"));
+    assert_eq!(json["spec"]["batch"]["globalBatchSize"], 256);
+}
+
+#[test]
+fn rendering_is_a_pure_function() {
+    let json = |job: &RLJob| everything(job).iter().map(Child::to_json).collect::<Vec<_>>();
+    assert_eq!(json(&job()), json(&job()));
+}
+
+#[test]
+fn a_pod_template_is_merged_and_what_selectors_need_stays() {
+    let mut job = job();
+    job.spec.trainer.pod_template = Some(PodTemplate(json!({
+        "metadata": { "labels": { "team": "a", "thresh.dev/role": "mine" }, "annotations": { "x": "y" } },
+        "spec": {
+            "nodeSelector": { "disk": "ssd" },
+            "imagePullSecrets": [{ "name": "pull" }],
+            "tolerations": [{ "key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5 }],
+            "volumes": [{ "name": "scratch", "emptyDir": {} }],
+            "containers": [
+                { "name": "trainer", "env": [{ "name": "MINE", "value": "7" }], "volumeMounts": [{ "name": "scratch", "mountPath": "/scratch" }] },
+                { "name": "sidecar", "image": "side:1" }
+            ]
+        }
+    })));
+    assert_eq!(plan::validate(None, &job), []);
+    let objects = build::attempt_objects(&job, &attempt(&job), &frozen(), &settings());
+    let pod = objects[1].to_json()["spec"]["template"].clone();
+    let names =
+        |v: &Value| v.as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(pod["metadata"]["labels"]["team"], "a");
+    assert_eq!(pod["metadata"]["labels"]["thresh.dev/role"], "trainer");
+    assert_eq!(pod["metadata"]["annotations"]["x"], "y");
+    assert_eq!(pod["spec"]["nodeSelector"]["disk"], "ssd");
+    assert_eq!(names(&pod["spec"]["containers"]), ["trainer", "sidecar"]);
+    let trainer = &pod["spec"]["containers"][0];
+    assert_eq!(trainer["image"], "trainer:1");
+    assert!(names(&trainer["env"]).contains(&"MINE".to_owned()));
+    assert!(names(&trainer["env"]).contains(&"THRESH_ATTEMPT".to_owned()));
+    assert_eq!(trainer["volumeMounts"].as_array().unwrap().len(), 3);
+    assert_eq!(names(&pod["spec"]["volumes"]), ["volume", "config", "scratch"]);
+    let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
+    assert_eq!(tolerations.len(), 2, "the user's own toleration stands: {tolerations:?}");
+    assert!(tolerations.iter().any(|t| t["tolerationSeconds"] == 5));
+}
+
+#[test]
+fn variables_are_defined_before_they_are_used() {
+    for child in everything(&job()) {
+        let json = child.to_json();
+        let Some(containers) = json.pointer("/spec/template/spec/containers").and_then(Value::as_array) else {
+            continue;
+        };
+        for c in containers {
+            let mut known: Vec<&str> = vec![];
+            for env in c["env"].as_array().unwrap() {
+                let value = env["value"].as_str().unwrap_or_default();
+                for used in value.split("$(").skip(1).filter_map(|v| v.split(')').next()) {
+                    assert!(known.contains(&used), "{}: {} uses {used} too early", child.name(), env["name"]);
+                }
+                known.push(env["name"].as_str().unwrap());
+            }
+            for part in c["command"].as_array().unwrap() {
+                for used in part.as_str().unwrap().split("$(").skip(1).filter_map(|v| v.split(')').next()) {
+                    assert!(known.contains(&used), "{}: the command uses {used}", child.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_pod_gets_an_api_token_or_more_rights_than_it_needs() {
+    for child in everything(&job()) {
+        let json = child.to_json();
+        let Some(spec) = json.pointer("/spec/template/spec") else { continue };
+        assert_eq!(spec["automountServiceAccountToken"], false, "{}", child.name());
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        let c = &spec["containers"][0]["securityContext"];
+        assert_eq!(
+            (&c["allowPrivilegeEscalation"], &c["runAsNonRoot"], &c["capabilities"]["drop"][0]),
+            (&json!(false), &json!(true), &json!("ALL"))
+        );
+    }
+}
