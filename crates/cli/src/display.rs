@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use control::wire::StepRecord;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use local::{event::Event, run::Update};
 use serde_json::json;
@@ -60,6 +61,13 @@ impl Display {
             Kind::Terminal(bar) => bar.println(line),
             Kind::Plain => say(line),
             Kind::Json => say(&json!({"type": "run", "text": line}).to_string()),
+        }
+    }
+
+    /// Steps of an earlier process: known, and not told again.
+    pub fn past(&mut self, steps: &[StepRecord]) {
+        for step in steps {
+            self.view.step(step.clone());
         }
     }
 

@@ -8,6 +8,8 @@ use jiff::{Timestamp, tz::TimeZone};
 
 const BAR: usize = 20;
 const SPARK: usize = 16;
+/// Steps that the time left is estimated from.
+const RECENT: usize = 10;
 
 /// What is known of a run so far.
 #[derive(Clone, Debug, Default)]
@@ -98,7 +100,9 @@ impl View {
     }
 
     fn eta(&self, progress: &Progress) -> Option<Duration> {
-        let (first, last) = (self.steps.values().next()?, self.steps.values().next_back()?);
+        // The last few: what came before may have waited for a person, or ran in another layout.
+        let first = self.steps.values().rev().take(RECENT).last()?;
+        let last = self.steps.values().next_back()?;
         let done = last.step.checked_sub(first.step).filter(|done| *done > 0)?;
         let each = (last.elapsed_seconds - first.elapsed_seconds) / done as f64;
         let left = progress.total_steps.saturating_sub(progress.step) as f64 * each;

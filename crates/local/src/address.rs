@@ -73,8 +73,8 @@ impl Subnet {
         for _ in FIRST..=LAST {
             let address = Ipv4Addr::new(127, 77, self.third, self.next);
             self.next = if self.next == LAST { FIRST } else { self.next + 1 };
-            if !self.held.contains_key(&address) {
-                self.held.insert(address, pod.to_owned());
+            if let std::collections::btree_map::Entry::Vacant(free) = self.held.entry(address) {
+                free.insert(pod.to_owned());
                 return Ok(address);
             }
         }

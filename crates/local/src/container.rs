@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    last_words::last_words,
     pod,
     pod_log::{PodLog, ROTATE_BYTES, Tail},
     probe::{Check, Probe, Prober, Streak},
@@ -27,7 +28,6 @@ const BACKOFF_LAST: Duration = Duration::from_secs(10);
 /// A container that ran this long starts its backoff anew (the kubelet: 10 minutes).
 const BACKOFF_FORGET: Duration = Duration::from_secs(30);
 
-const MESSAGE_LINES: usize = 3;
 /// How often the first success of a probe is looked for.
 const EAGER: Duration = Duration::from_millis(100);
 
@@ -276,11 +276,6 @@ impl Life {
         process.signal_group(Signal::KILL);
         process.wait().await
     }
-}
-
-/// The last lines of a process, as a cluster keeps them with `FallbackToLogsOnError`, but fewer: the log has the rest.
-fn last_words(lines: &[String]) -> String {
-    lines[lines.len().saturating_sub(MESSAGE_LINES)..].join("\n")
 }
 
 fn end_of(code: i32, signal: Option<i32>, reason: &str, message: &str) -> ContainerStateTerminated {

@@ -26,6 +26,7 @@ pub mod event;
 pub mod fault;
 pub mod folder;
 pub mod hosts;
+pub mod last_words;
 pub mod leftovers;
 pub mod manifest_watch;
 pub mod mount;

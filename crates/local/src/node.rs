@@ -830,7 +830,7 @@ impl Node {
     fn finish_deletions(&mut self) -> Result<()> {
         let (objects, runtimes, subnet, folder) =
             (&mut self.objects, &mut self.runtimes, &mut self.subnet, &self.folder);
-        // Pods whose controller was deleted in the background.
+        // Pods whose controller is gone (deleted in the background) or waits for them (in the foreground).
         let owners: BTreeSet<String> = uids(objects.jobs.iter())
             .chain(uids(objects.stateful_sets.iter()))
             .chain(uids(objects.daemon_sets.iter()))
@@ -895,8 +895,9 @@ impl Node {
     }
 }
 
+/// Uids of objects that are there to stay.
 fn uids<'a, K: objects::Object + 'a>(objects: impl Iterator<Item = &'a K>) -> impl Iterator<Item = String> {
-    objects.filter_map(|object| object.meta().uid.clone())
+    objects.filter(|object| object.meta().deletion_timestamp.is_none()).filter_map(|object| object.meta().uid.clone())
 }
 
 /// Objects under deletion without pods left.

@@ -99,7 +99,7 @@ pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Res
             problems.extend(found.map(|problem| object.source.locate(problem)));
         }
     }
-    problems.sort_by(|one, other| (one.document, one.line).cmp(&(other.document, other.line)));
+    problems.sort_by_key(|problem| (problem.document, problem.line));
     if problems.is_empty() { Ok(objects.into_iter().map(|object| object.kind).collect()) } else { Err(problems) }
 }
 

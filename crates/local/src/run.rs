@@ -107,6 +107,7 @@ pub struct Run {
     manifest: PathBuf,
     volumes: Volumes,
     steps: StepTail,
+    past: Vec<StepRecord>,
     commands: mpsc::Receiver<Command>,
     updates: mpsc::UnboundedSender<Update>,
     stopping: bool,
@@ -139,11 +140,13 @@ impl Run {
         for object in &checked.objects {
             operator.apply(object)?;
         }
-        let run_dir = run_dir(&operator, &node)?;
+        let mut steps = StepTail::new(&run_dir(&operator, &node)?);
+        let past = steps.poll();
         let mut run = Self {
             watch: ManifestWatch::new(&checked.path, &checked.text),
             manifest: checked.path.canonicalize().unwrap_or(checked.path),
-            steps: StepTail::new(&run_dir),
+            steps,
+            past,
             node,
             operator,
             volumes,
@@ -173,6 +176,12 @@ impl Run {
     #[must_use]
     pub fn job(&self) -> Option<&RLJob> {
         self.operator.job()
+    }
+
+    /// Steps that were finished before this process began; they are not told again.
+    #[must_use]
+    pub fn past_steps(&self) -> &[StepRecord] {
+        &self.past
     }
 
     /// The node it runs on.
@@ -400,8 +409,10 @@ impl Run {
                     Some(signal) => format!("was killed ({})", signal_name(signal)),
                     None => format!("ended with exit code {}", end.exit_code),
                 };
-                let last = end.message.as_deref().and_then(|message| message.lines().last()).unwrap_or_default();
-                let said = if last.is_empty() || quiet { String::new() } else { format!(": {last}") };
+                let last = end.message.as_deref().unwrap_or_default();
+                // Whom SIGKILL meets says nothing about it.
+                let silent = last.is_empty() || quiet || end.signal == Some(9);
+                let said = if silent { String::new() } else { format!(": {last}") };
                 let role = plan::pod_facts::role(&pod);
                 self.tell(!quiet, "Ended", format!("{role} {} {how}{said}", name(&*pod)));
             }
@@ -417,7 +428,9 @@ impl Run {
         if told.is_some_and(|told| told.id == id && told.ready_time.is_some()) {
             return;
         }
-        let text = match status.last_attempt.as_ref().filter(|last| last.id + 1 == id) {
+        // The time between two `thresh run` is nobody's recovery.
+        let before = status.last_attempt.as_ref().filter(|last| last.id + 1 == id && last.end_time.0 >= self.since);
+        let text = match before {
             Some(last) => {
                 let away = ready.0.duration_since(last.end_time.0).as_secs_f64();
                 format!("trainer ready again after {away:.1} s (attempt {id}); engines and workers were not touched")

@@ -91,6 +91,7 @@ async fn drive(setup: Setup, args: &Run) -> Result<u8> {
         let uid = job.metadata.uid.clone().unwrap_or_default();
         display.header(&view::header(job, &uid, &state));
     }
+    display.past(run.past_steps());
     let stopper = tokio::spawn(stop_by_hand(orders));
     let shown = tokio::spawn(async move {
         while let Some(update) = inbox.recv().await {

@@ -38,7 +38,7 @@ pub fn reconcile(set: &DaemonSet, pods: &BTreeMap<&str, &Pod>, nodes: &[String])
             }
             changes.push(Change::Create(Box::new(pod)));
         }
-        for pod in here.iter().filter(|pod| living(&pod) && pod::terminal(pod)) {
+        for pod in here.iter().filter(|pod| living(pod) && pod::terminal(pod)) {
             changes.push(Change::Delete(name(*pod).to_owned()));
         }
     }

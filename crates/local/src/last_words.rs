@@ -1,0 +1,71 @@
+//! The one line of a log that says why a process ended.
+
+use serde_json::Value;
+
+const LONGEST: usize = 300;
+
+/// The last line that complains, or else the last line; without its time, from human and from JSON logs.
+#[must_use]
+pub fn last_words(lines: &[String]) -> String {
+    let complains = |line: &&String| line.contains("ERROR") || line.contains("panicked at") || line.contains("rror:");
+    let place = lines.iter().rposition(|line| complains(&line)).or(lines.len().checked_sub(1));
+    let Some(place) = place else { return String::new() };
+    let mut text = plain(&lines[place]);
+    // A panic says where on one line and why on the next.
+    if lines[place].contains("panicked at")
+        && let Some(why) = lines.get(place + 1)
+    {
+        text = format!("{text} {}", why.trim());
+    }
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn plain(line: &str) -> String {
+    let line = line.trim();
+    if let Ok(Value::Object(fields)) = serde_json::from_str(line) {
+        let word = |key: &str| fields.get(key).and_then(Value::as_str).unwrap_or_default();
+        return format!("{} {}", word("level"), word("message")).trim().to_owned();
+    }
+    match line.split_once(' ') {
+        Some((time, rest)) if time.parse::<jiff::Timestamp>().is_ok() => rest.trim_start().to_owned(),
+        _ => line.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(lines: &[&str]) -> String {
+        last_words(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_last_complaint_is_taken_without_its_time() {
+        assert_eq!(
+            words(&[
+                "2026-11-29T17:50:48.868559Z ERROR rank 1 failed first code=137",
+                "2026-11-29T17:50:48.900000Z  INFO bye",
+            ]),
+            "ERROR rank 1 failed first code=137"
+        );
+        assert_eq!(words(&["2026-11-29T17:50:48.9Z  INFO a", "boom"]), "boom");
+        assert_eq!(
+            words(&[r#"{"timestamp":"2026-11-29T17:50:48Z","level":"ERROR","message":"no space left","code":1}"#]),
+            "ERROR no space left"
+        );
+        assert_eq!(
+            words(&["thread 'main' panicked at src/x.rs:1:2:", "index out of bounds", "note: run with"]),
+            "thread 'main' panicked at src/x.rs:1:2: index out of bounds"
+        );
+        assert_eq!(words(&[]), "");
+    }
+
+    #[test]
+    fn long_lines_are_cut_between_characters() {
+        assert_eq!(words(&["é".repeat(400).as_str()]).chars().count(), LONGEST + 1);
+    }
+}
