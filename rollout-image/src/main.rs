@@ -6,6 +6,8 @@ mod conductor;
 mod engine;
 mod worker;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// The rollout side of Thresh.
@@ -26,13 +28,28 @@ enum Role {
     Engine(::engine::EngineOptions),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     control::log::init();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    match arguments.role {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("no threads to run on: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = match arguments.role {
         Role::Conductor(options) => runtime.block_on(conductor::run(options)),
         Role::Worker(options) => runtime.block_on(worker::run(options)),
         Role::Engine(options) => runtime.block_on(engine::run(options)),
+    };
+    // What still runs in the background (a call to an engine that hangs) is of no use any more.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

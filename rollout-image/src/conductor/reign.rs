@@ -32,6 +32,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// Pause before a full or failing volume is tried again.
 const STORAGE_PAUSE: Duration = Duration::from_millis(500);
 
+/// An idle conductor looks this often whether it still reigns.
+const CONFIRM_EVERY: Duration = Duration::from_secs(1);
+
 /// What a conductor reigns with.
 pub struct Throne {
     /// The run.
@@ -101,6 +104,17 @@ impl Throne {
     }
 }
 
+/// Commands that change something outside this process that a successor would have to mend.
+fn reaches_out(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::UpdateEngine { .. }
+            | Command::ResumeEngine { .. }
+            | Command::DeleteFolder { .. }
+            | Command::RemovePacks { .. }
+    )
+}
+
 fn superseded(error: &straw::Error) -> anyhow::Error {
     anyhow::anyhow!(
         "this conductor is superseded ({error}); its successor owns the run, and nothing done here counts any more"
@@ -120,6 +134,8 @@ struct Reign<'a> {
     backlog: VecDeque<Event>,
     /// The last progress that was given out: shown while the volume is full, since what is newer is not durable.
     shown: Option<Progress>,
+    /// When this epoch was last seen to be the highest.
+    confirmed: Instant,
     stopping: bool,
 }
 
@@ -161,6 +177,7 @@ impl<'a> Reign<'a> {
             faults,
             backlog: VecDeque::new(),
             shown: None,
+            confirmed: Instant::now(),
             stopping: false,
         };
         // Nobody may talk to us before our own first record is durable.
@@ -215,6 +232,9 @@ impl<'a> Reign<'a> {
         if !records.is_empty() {
             for record in &records {
                 tracing::debug!(record = record.name(), "journal");
+                if let Record::Dropped { groups, reason } = record {
+                    tracing::info!(?groups, reason = reason.class(), "groups are dropped");
+                }
                 self.audit.observe(record);
             }
             if let Some(violation) = self.audit.first_violation() {
@@ -226,12 +246,19 @@ impl<'a> Reign<'a> {
                 return Ok(Some(ended));
             }
             self.faults.at(Point::AfterJournal, &records);
+            self.confirmed = Instant::now();
+        } else if commands.iter().any(reaches_out) || self.confirmed.elapsed() > CONFIRM_EVERY {
+            // A superseded conductor that has nothing to write would never learn so, and would go on commanding engines.
+            match self.journal.confirm() {
+                Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
+                // What cannot be asked now is asked again; acting is no worse than it was a moment ago.
+                Err(error) => tracing::warn!(%error, "the journal's owner cannot be confirmed"),
+                Ok(()) => self.confirmed = Instant::now(),
+            }
         }
-        if !step_records.is_empty()
-            && let Err(error) = self.steps.append(&step_records)
-        {
-            // The journal has them; the next conductor mends the file.
-            tracing::warn!("steps.jsonl: {error:#}");
+        if let Err(error) = self.steps.append(&step_records) {
+            // The journal has them; they are written when the volume takes them again, or by the next conductor.
+            tracing::debug!("steps.jsonl: {error:#}");
         }
         for command in commands {
             if let Command::Reply(_, Reply::Progress(progress)) = &command {

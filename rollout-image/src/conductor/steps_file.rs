@@ -13,6 +13,8 @@ use control::wire::StepRecord;
 pub struct StepsFile {
     file: File,
     bytes: u64,
+    /// Lines that could not be written yet.
+    pending: Vec<u8>,
 }
 
 impl StepsFile {
@@ -33,21 +35,31 @@ impl StepsFile {
         }
         file.seek(SeekFrom::Start(agreed)).with_context(context)?;
         file.write_all(wanted.get(same..).unwrap_or_default()).with_context(context)?;
-        Ok(Self { file, bytes: from + wanted.len() as u64 })
+        Ok(Self { file, bytes: from + wanted.len() as u64, pending: Vec::new() })
     }
 
-    /// Adds lines.
+    /// Adds lines. What cannot be written now (a full volume) is written with the next ones, or by [`StepsFile::flush`].
     pub fn append(&mut self, lines: &[StepRecord]) -> anyhow::Result<()> {
-        let text = render(lines)?;
+        self.pending.extend(render(lines)?);
+        self.flush()
+    }
+
+    /// Writes what is pending.
+    pub fn flush(&mut self) -> anyhow::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
         // At our own place and not at the end: after a failed write the place is unknown.
         self.file.seek(SeekFrom::Start(self.bytes))?;
-        self.file.write_all(&text)?;
-        self.bytes += text.len() as u64;
+        self.file.write_all(&self.pending)?;
+        self.bytes += self.pending.len() as u64;
+        self.pending.clear();
         Ok(())
     }
 
     /// Makes the file durable; gives its length.
     pub fn sync(&mut self) -> anyhow::Result<u64> {
+        self.flush()?;
         self.file.sync_data()?;
         Ok(self.bytes)
     }

@@ -116,6 +116,13 @@ impl Journal {
         self.state().appended_bytes
     }
 
+    /// Fails with [`Error::Fenced`] when a higher epoch has claimed the journal. For an owner that is about to act on
+    /// something without having anything to append; a claim right after this call is not seen, as with any lease.
+    pub fn confirm(&self) -> Result<()> {
+        let own = self.state().active.segment.name.clone();
+        fence(&*self.dir, self.epoch, &own)
+    }
+
     /// Appends records as one transaction: all of them, or none, survive. It is durable and no higher epoch had claimed
     /// the journal when this returns `Ok`.
     ///
