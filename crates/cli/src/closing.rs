@@ -14,7 +14,7 @@ pub struct Closing {
     pub last: f64,
     /// Steps on record.
     pub steps: usize,
-    /// Largest |trainer - engine| log-prob difference.
+    /// Largest |trainer - engine| log-prob difference, over the batches' own tokens and over those re-scored.
     pub gap: f64,
     /// Tokens compared for it.
     pub tokens: u64,
@@ -45,14 +45,14 @@ impl Closing {
         // `f64::max` would pass over a NaN, and a gap that is not a number is not 0.
         let gap = steps
             .iter()
-            .map(|step| step.train.gap_max.abs())
+            .flat_map(|step| [step.train.gap_max.abs(), step.rescored_gap_max.abs()])
             .fold(0.0, |most: f64, gap| if most.is_nan() || gap.is_nan() { f64::NAN } else { most.max(gap) });
         Some(Self {
             first: mean(&steps[..ends]),
             last: mean(&steps[steps.len() - ends..]),
             steps: steps.len(),
             gap,
-            tokens: steps.iter().map(|step| step.train.gap_tokens).sum(),
+            tokens: steps.iter().map(|step| step.train.gap_tokens + step.rescored_tokens).sum(),
             seconds: newest.elapsed_seconds,
             missing: steps.iter().zip(0..).find(|(step, place)| step.step != *place).map(|(_, place)| place),
         })

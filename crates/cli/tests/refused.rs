@@ -1,4 +1,5 @@
 //! A refused manifest, or a wrong flag, changes nothing and starts nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     fs,

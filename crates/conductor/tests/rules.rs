@@ -9,7 +9,7 @@ use conductor::{
 };
 use control::wire::{
     CheckpointRequest, CompleteRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome, RefusalKind,
-    RenewRequest, Report, ReportRequest, RunPhase, Start, TrainMetrics, WorkerId,
+    RenewRequest, Report, ReportRequest, RunPhase, Start, WorkerId,
 };
 use world::{Faults, World, config};
 
@@ -83,7 +83,7 @@ fn is_fenced(reply: &Reply) -> bool {
 }
 
 fn trained() -> Report {
-    Report::Trained(Box::new(TrainMetrics::default()))
+    Report::Trained(Box::default())
 }
 
 /// A run in its RL phase whose groups wait to be generated, with nobody acting but the test.
@@ -399,7 +399,7 @@ fn a_result_is_taken_once_whoever_offers_it_and_under_whatever_lease() {
     // Leases are void, and the work is not lost.
     let renew = RenewRequest { worker: worker.clone(), leases: vec![(grant.lease.clone(), grant.task)] };
     let Some(Reply::Renew(renewed)) = world.now(|reply| Event::Renew(reply, renew)).1 else { panic!("renew") };
-    assert_eq!(renewed.lost, [grant.lease.clone()]);
+    assert_eq!(renewed.lost, std::slice::from_ref(&grant.lease));
     for _ in 0..2 {
         let answer = complete(&mut world, worker.clone(), &grant, |_| {});
         assert!(
