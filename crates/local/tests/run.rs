@@ -156,7 +156,7 @@ async fn saving_the_manifest_applies_it_and_a_bad_edit_changes_nothing() {
     assert_eq!(uids(&desk.pods().await), uids(&before));
     desk.edit("samplesPerPrompt: 4", "samplesPerPrompt: 8");
     assert!(desk.event("EditAccepted").await.contains("what the file says already"));
-    desk.edit("replicas: 2\n          accelerator", "replicas: 3\n          accelerator");
+    desk.edit("replicas: 2\n        accelerator", "replicas: 3\n        accelerator");
     let text = desk.event("EditAccepted").await;
     assert!(text.contains("spec.serving.template.spec.replicas"), "{text}");
     let after = desk.until(|pods| running(pods, "engine") == 3).await;
