@@ -1,8 +1,10 @@
 # The commands of this repository. `make quickstart` and `make test` set up everything they need on a bare machine with Rust.
 CARGO ?= cargo
 STATE ?= runs/sort5-grpo
+KILLS ?= 24
+SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: quickstart build test fmt lint crds
+.PHONY: quickstart build test test-oracle fmt lint crds chaos bench bench-straw bench-core bench-rollout
 
 build:
 	$(CARGO) build --release
@@ -14,12 +16,44 @@ quickstart: build
 test:
 	./scripts/test.sh
 
+# Compares us with PyTorch and transformers, which it installs (5.7 GB) into target/oracle.
+test-oracle:
+	./scripts/oracle.sh
+
 fmt:
 	$(CARGO) fmt --all
 
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+
+# Kills parts of a run KILLS times while it trains, and fails if anything was lost or done twice. 1000 take most of an hour.
+chaos: build
+	target/release/thresh chaos examples/chaos/rljob.yaml --kills $(KILLS) --seed $(SEED) --state runs/chaos-$(SEED)
+
+# Measures everything beside its peers: the raw file system, the cores' peak, and PyTorch, which it installs (5.3 GB) into
+# target/bench/venv. Ten minutes on a quiet machine. With PAGE=docs/src/speed.md it writes that page, too.
+TORCH ?= torch==2.15.0
+bench: bench-straw bench-core bench-rollout
+	target/release/thresh-bench page $(if $(PAGE),--write $(PAGE))
+
+bench-straw: target/bench/build
+	target/release/thresh-bench straw
+
+bench-core: target/bench/build target/bench/torch
+	target/release/thresh-bench core
+
+bench-rollout: target/bench/build
+	target/release/thresh-bench rollout
+
+.PHONY: target/bench/build
+target/bench/build:
+	$(CARGO) build --release --workspace --bins
+
+target/bench/torch:
+	mkdir -p target/bench
+	{ python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet $(TORCH) && touch $@; } \
+	  || { rm -rf target/bench/venv; echo "$(TORCH) cannot be installed (the reason is above): its figures are left out"; }
 
 crds: build
 	target/release/thresh crds --out crds

@@ -18,6 +18,8 @@ pub struct Args {
 pub enum Command {
     /// Run an RLJob on this machine: the manifest you would `kubectl apply`. Run it again to go on where it stopped.
     Run(Run),
+    /// Run an RLJob while its parts are killed, and check that nothing is lost or done twice.
+    Chaos(Chaos),
     /// Show a run, living or not.
     Status(Status),
     /// Draw the reward curve and print the closing line from the step records on disk.
@@ -57,6 +59,29 @@ pub struct Run {
     /// End with the quickstart's closing line, and fail if it is not a good one.
     #[arg(long, hide = true)]
     pub quickstart_check: bool,
+}
+
+/// `thresh chaos`
+#[derive(Debug, clap::Args)]
+pub struct Chaos {
+    /// Manifest with one RLJob that commits often. It is played from a copy, whose `totalSteps` may grow until all kills are
+    /// played.
+    pub file: PathBuf,
+    /// How many processes to kill.
+    #[arg(long, value_name = "K", default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=2000))]
+    pub kills: u16,
+    /// Who dies when follows from it; by default from the clock. It is printed.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Folder that keeps the run, and must not hold one yet; `./runs/NAME-chaos` by default.
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Use DIR for a PersistentVolumeClaim, as in `thresh run`.
+    #[arg(long = "volume", value_name = "CLAIM=DIR", value_parser = volume)]
+    pub volumes: Vec<(String, PathBuf)>,
+    /// Plain lines, no live block (NO_COLOR does the same).
+    #[arg(long)]
+    pub no_color: bool,
 }
 
 /// `thresh status`

@@ -1,6 +1,10 @@
 //! `thresh`: runs, shows and inspects RLJobs on this machine.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
 mod args;
+mod chaos;
 mod closing;
 mod commands;
 mod display;
@@ -25,6 +29,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.command {
         Command::Run(run) => commands::run::run(run),
+        Command::Chaos(chaos) => commands::chaos::chaos(chaos),
         Command::Status(status) => commands::status::status(status),
         Command::Report(report) => commands::report::report(report),
         Command::Crds(crds) => commands::crds::crds(crds),

@@ -1,5 +1,6 @@
 //! One file a command. Each returns the exit code, or an error that ends with code 1.
 
+pub mod chaos;
 pub mod crds;
 pub mod hf;
 pub mod report;

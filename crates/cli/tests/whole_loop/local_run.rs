@@ -39,6 +39,7 @@ pub fn binaries() -> PathBuf {
 pub struct LocalRun {
     folder: tempfile::TempDir,
     child: Child,
+    command: &'static str,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
 }
@@ -57,20 +58,30 @@ pub struct Process {
 impl LocalRun {
     /// Starts `thresh run` on `manifest` with the quickstart's volume beside it.
     pub fn start(manifest: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::start_command("run", manifest, arguments, environment)
+    }
+
+    /// As [`LocalRun::start`], by another command of `thresh` that takes what `run` takes.
+    pub fn start_command(
+        command: &'static str,
+        manifest: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         binaries();
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
         copy_folder(&repository().join("examples/quickstart/volumes"), &folder.path().join("volumes"));
         let environment: Vec<_> = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let child = spawn(folder.path(), &arguments, &environment);
-        Self { folder, child, environment, arguments }
+        let child = spawn(command, folder.path(), &arguments, &environment);
+        Self { folder, child, command, environment, arguments }
     }
 
     /// Starts it again on the same state, after it ended.
     pub fn start_again(&mut self) {
         assert!(self.child.try_wait().unwrap().is_some(), "it still runs");
-        self.child = spawn(self.folder.path(), &self.arguments, &self.environment);
+        self.child = spawn(self.command, self.folder.path(), &self.arguments, &self.environment);
     }
 
     /// Process id of `thresh run` itself.
@@ -209,10 +220,10 @@ pub fn signal(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-fn spawn(folder: &Path, arguments: &[String], environment: &[(String, String)]) -> Child {
+fn spawn(command: &str, folder: &Path, arguments: &[String], environment: &[(String, String)]) -> Child {
     let file = |name: &str| fs::OpenOptions::new().create(true).append(true).open(folder.join(name)).unwrap();
     Command::new(env!("CARGO_BIN_EXE_thresh"))
-        .arg("run")
+        .arg(command)
         .arg(folder.join("rljob.yaml"))
         .arg("--state")
         .arg(folder.join("state"))

@@ -1,6 +1,7 @@
 //! The whole loop on this machine, with all its real processes: it reaches its reward, and it outlives everything that dies.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod chaos;
 mod deaths;
 mod docs;
 mod export;

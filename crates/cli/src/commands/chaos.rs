@@ -1,0 +1,175 @@
+//! `thresh chaos`
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, bail};
+use local::{
+    folder,
+    node::seeds_beside,
+    preflight::{self, Refused, Volumes},
+    run::{Command, Finish, Run as LocalRun, Setup, Update},
+    template::Binaries,
+};
+use tokio::{sync::mpsc, time::interval};
+
+use crate::{
+    FAILED, STOPPED, WRONG,
+    args::{Chaos, Output},
+    chaos::{
+        director::{Director, Manifest},
+        manifest,
+        schedule::Schedule,
+        verdict::Verdict,
+    },
+    display::{Display, complain, say},
+    view,
+};
+
+/// How often the director looks for a moment.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Plays a manifest to its end while its parts are killed.
+pub fn chaos(args: Chaos) -> Result<u8> {
+    let prepared = preflight::run_name(&args.file).and_then(|name| {
+        let state = args.state.clone().unwrap_or_else(|| Path::new("runs").join(format!("{name}-chaos")));
+        prepare(&args, state)
+    });
+    let (setup, played) = match prepared {
+        Ok(Some(good)) => good,
+        Ok(None) => {
+            complain(
+                "error: the state folder holds a run already, whose attempts are counted\n  \
+                 fix: remove it, or name another folder with --state",
+            );
+            return Ok(WRONG);
+        }
+        Err(Refused::Manifest(problems)) => {
+            complain(api::render(&problems).trim_end());
+            return Ok(WRONG);
+        }
+        Err(Refused::Machine(error)) => {
+            complain(&format!("error: {error}"));
+            return Ok(WRONG);
+        }
+    };
+    let seed = args.seed.unwrap_or_else(seed_of_the_clock);
+    let schedule = Schedule::new(seed, args.kills.into());
+    say(&format!("chaos: seed {seed}, {} kills, state {}", args.kills, setup.volumes.state.display()));
+    // One thread drives the node; the others only serve probes, polls and clocks.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(drive(setup, schedule, played, &args))
+}
+
+fn seed_of_the_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// None for a folder that holds a run. The manifest is checked where it lies, then played from a copy, so that its number of steps can be edited.
+fn prepare(args: &Chaos, state: PathBuf) -> Result<Option<(Setup, Manifest)>, Refused> {
+    if state.join("objects").exists() {
+        return Ok(None);
+    }
+    let given: BTreeMap<String, PathBuf> = args.volumes.iter().cloned().collect();
+    local::mount::Claims::new(given.clone(), None)?;
+    let volumes = Volumes { given, seeds: seeds_beside(&args.file), state };
+    let binaries = Binaries::beside_this_one()?;
+    let text = preflight::check_file(&args.file, &volumes, &binaries)?.text;
+    drop(folder::Folder::open(&volumes.state)?);
+    let path = volumes.state.join("chaos.yaml");
+    folder::replace(&path, text.as_bytes())?;
+    let checked = preflight::check_file(&path, &volumes, &binaries)?;
+    let total_steps = checked.job().map_or(0, |job| job.spec.total_steps);
+    let setup =
+        Setup { checked, volumes, binaries, nodes: 1, settings: plan::Settings::laptop(), env: BTreeMap::new() };
+    Ok(Some((setup, Manifest { path, text, total_steps })))
+}
+
+async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Chaos) -> Result<u8> {
+    let state = setup.volumes.state.clone();
+    if manifest::with_total_steps(&played.text, 1).is_none() {
+        bail!("{}: spec.totalSteps is missing; it may have to grow until all kills are played", args.file.display());
+    }
+    setup.env = environment(&schedule);
+    let name = setup.checked.job().and_then(|job| job.metadata.name.clone()).context("the manifest has no RLJob")?;
+    let (orders, commands) = mpsc::channel(16);
+    let (updates, mut inbox) = mpsc::unbounded_channel();
+    let mut run = LocalRun::start(setup, commands, updates)?;
+    let mut display = Display::new(Output::Human, args.no_color);
+    if let Some(job) = run.job() {
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        display.header(&view::header(job, &uid, &state));
+    }
+    let stopper = tokio::spawn({
+        let orders = orders.clone();
+        async move {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                let _ = orders.send(Command::Kill).await;
+            }
+        }
+    });
+    let mut director = Director::new(schedule, &name, state.clone(), played, orders);
+    let shown = tokio::spawn(async move {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                update = inbox.recv() => match update {
+                    Some(update) => {
+                        director.see(&update);
+                        display.update(update);
+                    }
+                    None => return Ok::<_, anyhow::Error>((director.played(), display)),
+                },
+                _ = looks.tick() => director.act().await?,
+            }
+            for event in director.events() {
+                display.update(Update::Event(event));
+            }
+        }
+    });
+    let finish = run.drive().await;
+    stopper.abort();
+    let last_words = run.last_words();
+    let run_dir = run.run_dir()?;
+    // The updates end with the run, and the display has shown them all then.
+    drop(run);
+    let (kills, display) = shown.await.context("the director failed")??;
+    display.finish();
+    conclude(&finish?, kills, args.kills.into(), &run_dir, &last_words)
+}
+
+/// Pods log for people here; the faults are in their environment from the start, each for one life.
+fn environment(schedule: &Schedule) -> BTreeMap<String, String> {
+    let log = std::env::var("THRESH_LOG").unwrap_or_else(|_| "human".into());
+    BTreeMap::from([
+        ("THRESH_LOG".into(), log),
+        ("NO_COLOR".into(), "1".into()),
+        ("THRESH_FAULTS".into(), schedule.trainer_faults()),
+        ("THRESH_CONDUCTOR_FAULTS".into(), schedule.conductor_faults()),
+    ])
+}
+
+fn conclude(finish: &Finish, kills: usize, wanted: usize, run_dir: &Path, last_words: &[String]) -> Result<u8> {
+    let verdict = Verdict::of(run_dir)?;
+    for complaint in verdict.complaints() {
+        complain(&complaint);
+    }
+    if let Finish::Failed(reason, message) = finish {
+        complain(&format!("error: the run failed: {reason}: {message}"));
+        last_words.iter().for_each(|line| complain(&format!("    | {line}")));
+    }
+    if kills < wanted && *finish == Finish::Complete {
+        complain(&format!("error: the run was over before all kills were played: {kills} of {wanted}"));
+    }
+    say(&verdict.line(kills));
+    Ok(match finish {
+        Finish::Complete if verdict.is_good() && kills >= wanted => 0,
+        Finish::Suspended | Finish::Killed => STOPPED,
+        Finish::Complete | Finish::Failed(..) => FAILED,
+    })
+}
