@@ -101,7 +101,7 @@ impl View {
 
     fn eta(&self, progress: &Progress) -> Option<Duration> {
         // The last few: what came before may have waited for a person, or ran in another layout.
-        let first = self.steps.values().rev().take(RECENT).last()?;
+        let first = self.steps.values().nth(self.steps.len().saturating_sub(RECENT))?;
         let last = self.steps.values().next_back()?;
         let done = last.step.checked_sub(first.step).filter(|done| *done > 0)?;
         let each = (last.elapsed_seconds - first.elapsed_seconds) / done as f64;

@@ -49,6 +49,8 @@ fn effect(effect: Effect) -> &'static str {
         Effect::Live => "takes effect without a restart",
         Effect::NextAttempt => "takes effect with the next attempt",
         Effect::RestartsTrainer => "checkpoints and restarts the trainer alone",
+        Effect::Suspends => "saves and stops the trainer",
+        Effect::Resumes => "the trainer goes on from its last commit",
         Effect::RestartsConductor => "restarts the conductor alone",
         Effect::RollsServing => "replaces the engines one by one",
         Effect::RollsRollout => "replaces the workers one by one",

@@ -95,7 +95,7 @@ pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Res
     one_run(&objects, stored, &file, &mut problems);
     for object in &objects {
         if let Kind::RLJob(job) = &object.kind {
-            let found = files(job, volumes).into_iter().chain(references(job, &objects));
+            let found = files(job, volumes).into_iter().chain(references(job, &objects)).chain(shards(job, volumes));
             problems.extend(found.map(|problem| object.source.locate(problem)));
         }
     }
@@ -224,6 +224,33 @@ fn files(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
                 "exists",
                 format!("put it there, or say where the claim is with --volume {claim}=DIR"),
             ))
+        })
+        .collect()
+}
+
+/// Tensor parallelism that the model cannot be cut by. Found here it is a refused manifest; found by the trainer it would be
+/// the end of the run.
+fn shards(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
+    let tp = u64::from(job.spec.trainer.parallelism.tp);
+    let config = parse_pvc(&job.spec.model.source).and_then(|(claim, path)| {
+        let places = volumes.places(claim, &format!("{path}/config.json"));
+        let text = places.iter().find_map(|place| fs::read_to_string(place).ok())?;
+        serde_json::from_str::<serde_json::Value>(&text).ok()
+    });
+    // A config that cannot be read is the trainer's to judge: it knows what it needs.
+    let Some(config) = config else { return Vec::new() };
+    let size = |name: &str| config.get(name).and_then(serde_json::Value::as_u64);
+    let heads = size("num_key_value_heads").or_else(|| size("num_attention_heads"));
+    [(heads, "key-value heads"), (size("intermediate_size"), "columns of the feed-forward layers")]
+        .into_iter()
+        .filter_map(|(size, what)| Some((size.filter(|size| tp > 0 && !size.is_multiple_of(tp))?, what)))
+        .map(|(size, what)| {
+            Problem::new(
+                "spec.trainer.parallelism",
+                format!("tp {tp} cannot cut the model's {size} {what}"),
+                "parallelism.tp must divide the model",
+                format!("tp must divide {size}"),
+            )
         })
         .collect()
 }
