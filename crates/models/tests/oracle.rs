@@ -55,10 +55,12 @@ fn log_probs_and_entropies_are_those_of_transformers_at_any_temperature() {
             let got = model.log_probs(&mut pass, &rows, &targets, temperature).unwrap();
             let logp: Vec<f64> = got.logp.iter().map(|&x| f64::from(x)).collect();
             let e = relative(&logp, &pick(&io[key]));
+            eprintln!("{name}: {key} {e:.2e}");
             assert!(e <= 1e-5, "{name} {key}: {e:e}");
             if temperature == 1.0 {
                 let entropy: Vec<f64> = got.entropy.iter().map(|&x| f64::from(x)).collect();
                 let e = relative(&entropy, &pick(&io["packed.entropy"]));
+                eprintln!("{name}: entropy {e:.2e}");
                 assert!(e <= 1e-5, "{name} entropy: {e:e}");
             }
         }
