@@ -72,12 +72,12 @@ pub struct Schedule {
 
 impl Schedule {
     /// `kills` of them. Half are the trainer's, since it is what dies most; the conductor meets each of its first points as
-    /// soon as there are twenty.
+    /// soon as there are twenty, and has a small share after that: there is one of it, and it waits longer before each start.
     pub fn new(seed: u64, kills: usize) -> Self {
         let mut dice = Dice::new(seed);
         let trainer = kills.div_ceil(2);
         let rest = kills - trainer;
-        let conductor = (kills * 3 / 20).max(rest.div_ceil(2).min(6));
+        let conductor = (kills * 2 / 25).max(rest.div_ceil(2).min(6));
         let engines = (rest - conductor).div_ceil(2);
         let workers = rest - conductor - engines;
         Self {
