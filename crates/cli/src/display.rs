@@ -116,7 +116,7 @@ impl Display {
             }
         }
         if let Kind::Terminal(bar) = &self.kind {
-            bar.set_message(self.view.block());
+            bar.set_message(self.view.block(jiff::Timestamp::now()));
         }
     }
 
@@ -142,7 +142,7 @@ impl Display {
     pub fn finish(&self) {
         if let Kind::Terminal(bar) = &self.kind {
             // The last state of the block stays readable above the summary.
-            bar.println(self.view.block());
+            bar.println(self.view.block(jiff::Timestamp::now()));
             bar.finish_and_clear();
         }
     }

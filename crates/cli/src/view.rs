@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use api::{RLJob, RLJobStatus, conditions as cond};
-use control::wire::{Progress, RunPhase, StepRecord};
+use control::wire::{Progress, RunPhase, StepRecord, Wait};
 use jiff::{Timestamp, tz::TimeZone};
 
 const BAR: usize = 20;
 const SPARK: usize = 16;
 /// Steps that the time left is estimated from.
 const RECENT: usize = 10;
+const LONG_WAIT_MS: i64 = 3000;
 
 /// What is known of a run so far.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +43,7 @@ impl View {
     }
 
     /// The live block.
-    pub fn block(&self) -> String {
+    pub fn block(&self, now: Timestamp) -> String {
         let mut lines = Vec::new();
         let progress = self.progress.as_ref();
         if let Some(progress) = progress.filter(|progress| progress.phase == RunPhase::WarmStart) {
@@ -52,7 +53,7 @@ impl View {
             lines.push(" step  reward                  gap      version  tokens/s  gen / train / publish".into());
             lines.push(self.row(step));
         }
-        if let Some(wait) = self.wait() {
+        if let Some(wait) = self.wait(now) {
             lines.push(format!(" {wait}"));
         }
         let stop = if self.stopping {
@@ -89,13 +90,13 @@ impl View {
     }
 
     /// The one thing the run waits for, if it does not simply train.
-    fn wait(&self) -> Option<String> {
+    fn wait(&self, now: Timestamp) -> Option<String> {
         let status = self.status.as_ref()?;
         let ready = cond::get(&status.conditions, cond::TRAINER_READY);
         if let Some(condition) = ready.filter(|condition| condition.status != "True" && !condition.message.is_empty()) {
             return Some(format!("{}: {}", status.phase, condition.message));
         }
-        let wait = self.progress.as_ref()?.waits.first()?;
+        let wait = long_wait(self.progress.as_ref()?, now)?;
         Some(format!("waiting for {} ({})", wait.what, wait.owner))
     }
 
@@ -108,6 +109,12 @@ impl View {
         let left = progress.total_steps.saturating_sub(progress.step) as f64 * each;
         Duration::try_from_secs_f64(left).ok()
     }
+}
+
+/// The first thing waited for, if that takes so long that it is worth a look: work under way is waited for all the time.
+pub fn long_wait(progress: &Progress, now: Timestamp) -> Option<&Wait> {
+    let since = |wait: &Wait| now.as_millisecond() - i64::try_from(wait.since_ms).unwrap_or(i64::MAX);
+    progress.waits.iter().find(|wait| since(wait) >= LONG_WAIT_MS)
 }
 
 /// The first line: what runs where.
@@ -259,7 +266,7 @@ mod tests {
             weight_version: 13,
             ..Default::default()
         });
-        insta::assert_snapshot!(view.block());
+        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH));
     }
 
     #[test]
@@ -272,7 +279,7 @@ mod tests {
             pass_rate: Some(0.27),
             ..Default::default()
         });
-        insta::assert_snapshot!(view.block());
+        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH));
     }
 
     #[test]
@@ -289,8 +296,17 @@ mod tests {
             Timestamp::UNIX_EPOCH,
         );
         view.status(status);
-        let block = view.block();
+        let block = view.block(Timestamp::UNIX_EPOCH);
         assert!(block.contains("Restarting: r-t1-0 of an earlier attempt has not ended yet"), "{block}");
+    }
+
+    #[test]
+    fn work_under_way_is_no_wait_until_it_takes_long() {
+        let wait = |since_ms| Wait { what: "x".into(), owner: "o".into(), since_ms, until_ms: None };
+        let progress = Progress { waits: vec![wait(9000), wait(1000)], ..Default::default() };
+        let at = |millisecond| Timestamp::from_millisecond(millisecond).unwrap();
+        assert_eq!(long_wait(&progress, at(3500)), None);
+        assert_eq!(long_wait(&progress, at(4000)).map(|wait| wait.since_ms), Some(1000));
     }
 
     #[test]

@@ -13,6 +13,9 @@ pub const LEASE_MS: u64 = 15_000;
 pub const TRAINER_HEARTBEAT_MS: u64 = 15_000;
 /// An engine that has not acknowledged a version after this long does not hold the others up any more.
 pub const PUBLISH_PATIENCE_MS: u64 = 60_000;
+/// A trainer that has saved as asked waits this long for whoever asked to end it: what it learnt meanwhile would be learnt
+/// again by its successor. Longer than an operator takes to look again.
+pub const SAVED_HOLD_MS: u64 = 5_000;
 /// Longest time a request is held back, whatever it asks for.
 const HOLD_MS_MAX: u64 = 30_000;
 /// Told apart from the stream of the training data.
@@ -179,6 +182,7 @@ impl Conductor {
             .filter(|effort| effort.failures > 0 && effort.busy.is_none());
         let efforts = efforts.map(|effort| effort.retry_ms);
         let verifying = memory.verifying.as_ref().and_then(|verifying| verifying.again_ms);
+        let held = memory.held.map(|(_, until)| until);
         let engines = memory
             .engines
             .values()
@@ -191,6 +195,7 @@ impl Conductor {
             .chain(next)
             .chain(efforts)
             .chain(verifying)
+            .chain(held)
             .chain(engines)
             .chain(publication)
             .chain(deleting)

@@ -43,7 +43,7 @@ mod trainer;
 mod workers;
 
 pub use check::Snapshot;
-pub use conductor::{Conductor, LEASE_MS, PUBLISH_PATIENCE_MS, TRAINER_HEARTBEAT_MS};
+pub use conductor::{Conductor, LEASE_MS, PUBLISH_PATIENCE_MS, SAVED_HOLD_MS, TRAINER_HEARTBEAT_MS};
 pub use config::{
     AttemptConfig, DataFile, EvalEvery, Found, Frozen, Live, RunConfig, TooStale, Warm, first_difference,
 };

@@ -130,6 +130,8 @@ pub(crate) struct Memory {
     pub engines: BTreeMap<String, EngineSeen>,
     pub trainer_heard_ms: Option<u64>,
     pub parked_next: Option<ParkedNext>,
+    /// An attempt that has saved because it is about to be ended, and until when it waits for that.
+    pub held: Option<(u64, u64)>,
     pub verifying: Option<Verifying>,
     pub converting: Effort,
     pub warm_converting: Effort,
@@ -157,6 +159,7 @@ impl Memory {
             engines: BTreeMap::new(),
             trainer_heard_ms: None,
             parked_next: None,
+            held: None,
             verifying: None,
             converting: Effort::default(),
             warm_converting: Effort::default(),

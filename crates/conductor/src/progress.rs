@@ -155,6 +155,9 @@ impl Conductor {
             }
             Some(_) => {}
         }
+        if let Some((attempt, until)) = memory.held.filter(|(attempt, _)| *attempt == state.attempt) {
+            all.push((format!("attempt {attempt} to be ended: it has saved as asked"), "operator", Some(until)));
+        }
         let live = memory.engines.values().filter(|engine| engine.live).count();
         if live == 0 {
             all.push((format!("an engine that answers, of {} named", memory.engines.len()), "serving", None));

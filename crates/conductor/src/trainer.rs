@@ -10,7 +10,8 @@ use control::{
 };
 
 use crate::{
-    Command, Conductor, Error, Record, Reply, ReplyId, SettingsAsked, State, Step, TRAINER_HEARTBEAT_MS, TilesProblem,
+    Command, Conductor, Error, Record, Reply, ReplyId, SAVED_HOLD_MS, SettingsAsked, State, Step, TRAINER_HEARTBEAT_MS,
+    TilesProblem,
     config::first_difference,
     memory::{ParkedNext, Verifying},
     order::{OrderKind, tiles_folder},
@@ -410,8 +411,11 @@ impl Conductor {
     /// Gives the trainer its next order, when it has none.
     pub(crate) fn drive_trainer(&mut self, now: u64, out: &mut Step) -> Result<(), Error> {
         if let Some(id) = self.state.checkpoint_reached() {
+            let asked = self.state.checkpoints.iter().find(|asked| asked.id == id);
+            self.memory.held = asked.filter(|asked| !asked.then_stop).map(|asked| (asked.attempt, now + SAVED_HOLD_MS));
             self.emit(out, Record::CheckpointReached { id })?;
         }
+        self.memory.held.take_if(|(_, until)| *until <= now);
         if self.state.failure.is_none()
             && let Some(reason) = self.state.hopeless()
         {
@@ -420,6 +424,10 @@ impl Conductor {
         let Some(trainer) = &self.state.trainer else { return Ok(()) };
         let (trainer_epoch, seq) = (trainer.epoch, trainer.done + 1);
         if self.fenced(trainer_epoch).is_some() {
+            return Ok(());
+        }
+        let stops = self.state.checkpoints.iter().any(|asked| asked.attempt == trainer.attempt && asked.then_stop);
+        if !stops && self.memory.held.is_some_and(|(attempt, _)| attempt == trainer.attempt) {
             return Ok(());
         }
         let Some(order) = self.state.next_order() else { return Ok(()) };

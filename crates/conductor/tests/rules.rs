@@ -4,8 +4,8 @@
 mod world;
 
 use conductor::{
-    Command, Conductor, DropReason, Error, Event, OrderKind, Position, Record, Reply, SettingsAsked, TilesProblem,
-    Unreached,
+    Command, Conductor, DropReason, Error, Event, OrderKind, Position, Record, Reply, SAVED_HOLD_MS, SettingsAsked,
+    TilesProblem, Unreached,
 };
 use control::wire::{
     CheckpointRequest, CompleteRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome, RefusalKind,
@@ -287,6 +287,32 @@ fn a_checkpoint_that_is_asked_for_comes_before_anything_else_and_stops_if_asked_
     world.until("the attempt stops", |w| w.state().trainer.as_ref().is_some_and(|t| t.stopped));
     assert_eq!(world.state().committed_position().map(|p| p.step), Some(2));
     assert_eq!(world.conductor.as_ref().unwrap().progress(world.now).checkpoints_done, ["a"]);
+}
+
+#[test]
+fn a_trainer_that_has_saved_as_asked_learns_nothing_more_unless_it_is_left_alone() {
+    let mut world = quiet(false, false);
+    world.until("a step is ordered", |w| {
+        matches!(w.state().trainer.as_ref().and_then(|t| t.order.clone()), Some(OrderKind::Train { step: 1, .. }))
+    });
+    world.hush();
+    let (epoch, attempt) = (world.state().trainer_epoch, world.state().attempt);
+    let seq = world.state().trainer.as_ref().unwrap().done + 1;
+    let request = CheckpointRequest { id: "a".to_owned(), attempt, then_stop: false };
+    world.now(|reply| Event::Checkpoint(reply, request));
+    report(&mut world, epoch, seq, trained());
+    let tiles = Report::Tiles { index_digest: "d".to_owned(), weights_digest: "w".to_owned(), bytes: 1 };
+    let request = ReportRequest { run: "uid".to_owned(), trainer_epoch: epoch, seq: seq + 1, report: tiles };
+    world.conductor.as_mut().unwrap().step(Event::Report(1, Box::new(request)), world.now).unwrap();
+    world.now(|_| Event::TilesVerified { trainer_epoch: epoch, seq: seq + 1, result: Ok(()) });
+    let progress = world.conductor.as_ref().unwrap().progress(world.now);
+    assert_eq!((progress.checkpoints_done, progress.commit.unwrap().step), (vec!["a".to_owned()], 2));
+    let Reply::Next(reply) = next(&mut world, epoch, seq + 1) else { panic!("poll") };
+    assert_eq!(reply.work, None, "whoever asked is about to end it: its successor would learn the same again");
+    assert!(reply.waiting_for.is_some_and(|what| what.contains("to be ended")));
+    world.now += SAVED_HOLD_MS;
+    let Reply::Next(reply) = next(&mut world, epoch, seq + 1) else { panic!("poll") };
+    assert!(reply.work.is_some(), "the edit was taken back: it goes on");
 }
 
 #[test]

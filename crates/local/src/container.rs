@@ -237,7 +237,7 @@ impl Life {
         drop(watched);
         self.status.ready = false;
         self.status.started = Some(false);
-        let message = reason.unwrap_or_else(|| last_words(&self.tail.lines()));
+        let message = reason.unwrap_or_else(|| last_words(&self.tail.lines(), exit == Exit::Signal(9)));
         let word = if exit == Exit::Code(0) { "Completed" } else { "Error" };
         let mut end = end_of(exit.code(), exit.signal(), word, &message);
         end.started_at = Some(started_at);

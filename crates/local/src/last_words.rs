@@ -4,12 +4,13 @@ use serde_json::Value;
 
 const LONGEST: usize = 300;
 
-/// The last line that complains, or else the last line; without its time, from human and from JSON logs.
+/// The last line that complains, or else the last line; without its time, from human and from JSON logs. Whom SIGKILL met
+/// (`killed`) had no time to say why: then only a complaint counts.
 #[must_use]
-pub fn last_words(lines: &[String]) -> String {
-    let complains = |line: &&String| line.contains("ERROR") || line.contains("panicked at") || line.contains("rror:");
-    let place = lines.iter().rposition(|line| complains(&line)).or(lines.len().checked_sub(1));
-    let Some(place) = place else { return String::new() };
+pub fn last_words(lines: &[String], killed: bool) -> String {
+    let complains = |line: &String| line.contains("ERROR") || line.contains("panicked at") || line.contains("rror:");
+    let last = lines.len().checked_sub(1).filter(|_| !killed);
+    let Some(place) = lines.iter().rposition(complains).or(last) else { return String::new() };
     let mut text = plain(&lines[place]);
     // A panic says where on one line and why on the next.
     if lines[place].contains("panicked at")
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     fn words(lines: &[&str]) -> String {
-        last_words(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>())
+        last_words(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>(), false)
     }
 
     #[test]
@@ -62,6 +63,14 @@ mod tests {
             "thread 'main' panicked at src/x.rs:1:2: index out of bounds"
         );
         assert_eq!(words(&[]), "");
+    }
+
+    #[test]
+    fn who_was_killed_is_not_quoted_unless_it_complained() {
+        let lines = ["2026-11-29T17:50:48Z  INFO step 3".to_owned()];
+        assert_eq!(last_words(&lines, true), "");
+        let lines = ["ERROR rank 1 failed first".to_owned(), lines[0].clone()];
+        assert_eq!(last_words(&lines, true), "ERROR rank 1 failed first");
     }
 
     #[test]

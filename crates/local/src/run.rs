@@ -39,6 +39,8 @@ const STATUS: Duration = Duration::from_secs(1);
 /// After a run has ended its engines have nothing left to drain.
 const GRACE_AFTER_END: Duration = Duration::from_secs(5);
 const EVENTS_KEPT: usize = 50;
+/// Lines of a failed trainer's log that are shown.
+const LAST_WORDS: usize = 10;
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -108,6 +110,7 @@ pub struct Run {
     volumes: Volumes,
     steps: StepTail,
     past: Vec<StepRecord>,
+    past_attempts: u64,
     commands: mpsc::Receiver<Command>,
     updates: mpsc::UnboundedSender<Update>,
     stopping: bool,
@@ -137,6 +140,7 @@ impl Run {
         let node = Node::start(folder, Options { claims, binaries, nodes, env })?;
         let mut operator = Operator::open(&node, settings)?;
         let resumed = operator.job().is_some();
+        let past_attempts = operator.job().and_then(|job| job.status.as_ref()).map_or(0, |status| status.attempts);
         for object in &checked.objects {
             operator.apply(object)?;
         }
@@ -147,6 +151,7 @@ impl Run {
             manifest: checked.path.canonicalize().unwrap_or(checked.path),
             steps,
             past,
+            past_attempts,
             node,
             operator,
             volumes,
@@ -392,7 +397,7 @@ impl Run {
     fn publish_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Started { pod, pid, restarts } => {
-                if restarts > 0 {
+                if restarts > 0 && worth_telling(restarts) {
                     let role = plan::pod_facts::role(&pod);
                     let text = format!("{role} {} started again (pid {pid}, restart {restarts})", name(&*pod));
                     self.tell(false, "Started", text);
@@ -402,7 +407,7 @@ impl Run {
                 let Some(end) = status.state.as_ref().and_then(|state| state.terminated.as_ref()) else { return };
                 let asked = pod.metadata.deletion_timestamp.is_some() || self.stopping || self.over;
                 let quiet = matches!(end.exit_code, 0 | 75) || asked;
-                if self.over && end.exit_code == 0 {
+                if self.over && end.exit_code == 0 || !worth_telling(status.restart_count) {
                     return;
                 }
                 let how = match end.signal {
@@ -410,9 +415,7 @@ impl Run {
                     None => format!("ended with exit code {}", end.exit_code),
                 };
                 let last = end.message.as_deref().unwrap_or_default();
-                // Whom SIGKILL meets says nothing about it.
-                let silent = last.is_empty() || quiet || end.signal == Some(9);
-                let said = if silent { String::new() } else { format!(": {last}") };
+                let said = if last.is_empty() || quiet { String::new() } else { format!(": {last}") };
                 let role = plan::pod_facts::role(&pod);
                 self.tell(!quiet, "Ended", format!("{role} {} {how}{said}", name(&*pod)));
             }
@@ -428,8 +431,8 @@ impl Run {
         if told.is_some_and(|told| told.id == id && told.ready_time.is_some()) {
             return;
         }
-        // The time between two `thresh run` is nobody's recovery.
-        let before = status.last_attempt.as_ref().filter(|last| last.id + 1 == id && last.end_time.0 >= self.since);
+        // What ended with an earlier `thresh run` took engines and workers with it: that is nobody's recovery.
+        let before = status.last_attempt.as_ref().filter(|last| last.id + 1 == id && last.id > self.past_attempts);
         let text = match before {
             Some(last) => {
                 let away = ready.0.duration_since(last.end_time.0).as_secs_f64();
@@ -478,8 +481,13 @@ impl Run {
     pub fn last_words(&self) -> Vec<String> {
         let last = self.job().and_then(|job| job.status.as_ref()).and_then(|status| status.last_attempt.as_ref());
         let Some(pod) = last.and_then(|last| last.pod_name.as_ref()) else { return Vec::new() };
-        tail_of(&self.node.folder().log(pod, None), 20)
+        tail_of(&self.node.folder().log(pod, None), LAST_WORDS)
     }
+}
+
+/// A process that keeps failing is told of less and less often.
+fn worth_telling(restarts: i32) -> bool {
+    restarts < 2 || restarts.count_ones() == 1
 }
 
 /// The last lines of a log file.

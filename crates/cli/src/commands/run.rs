@@ -194,6 +194,8 @@ fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_
         let rank = last.rank.map_or(String::new(), |rank| format!(", first to fail: pod {rank}"));
         let pod = last.pod_name.as_ref().map_or(String::new(), |pod| format!(" ({pod})"));
         let how = last.message.lines().next().unwrap_or_default();
+        let prefix = last.pod_name.as_ref().map(|pod| format!("{pod}: ")).unwrap_or_default();
+        let how = how.strip_prefix(&prefix).unwrap_or(how);
         lines.push(format!("  trainer attempt {}{rank}{pod}: {how}", last.id));
         lines.extend(last_words.iter().map(|line| format!("    | {line}")));
         if let Some(pod) = &last.pod_name {
@@ -202,7 +204,7 @@ fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_
     }
     let step = status.job.progress.as_ref().and_then(|progress| progress.last_checkpoint_step);
     let commit = step.map_or("no commit".into(), |step| format!("the commit at step {step}"));
-    lines.push(format!("  kept: {commit}, all finished groups and {} in {}", "the journal", status.run_dir.display()));
+    lines.push(format!("  kept: {commit}, all finished groups and the journal, in {}", status.run_dir.display()));
     lines.push("  fix: mend the cause, set a new spec.restart.token in the manifest, and run it again".into());
     lines.join("\n")
 }

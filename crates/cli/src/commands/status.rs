@@ -111,7 +111,11 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
             format!("{how}, last seen {}{next}", seen(status, now))
         }
     });
-    lines.push(format!("look at   {}", look_at(status, &progress)));
+    let look = match (holder, status.ended.as_deref()) {
+        (None, Some("stopped")) => "nothing: run it again to go on".to_owned(),
+        _ => look_at(status, &progress, now),
+    };
+    lines.push(format!("look at   {look}"));
     let queue = &progress.queue;
     lines.push(format!(
         "data      epoch {}, row {};  queue: {} waiting, {} leased, {} ready, {} batches kept",
@@ -170,7 +174,7 @@ fn seen(status: &StatusFile, now: Timestamp) -> String {
 }
 
 /// The one thing to look at.
-fn look_at(status: &StatusFile, progress: &Progress) -> String {
+fn look_at(status: &StatusFile, progress: &Progress, now: Timestamp) -> String {
     use api::conditions as cond;
     let conditions = &status.job.conditions;
     if let Some(failed) = cond::get(conditions, cond::FAILED).filter(|one| one.status == "True") {
@@ -188,7 +192,7 @@ fn look_at(status: &StatusFile, progress: &Progress) -> String {
             return format!("{type_}: {}", one.message);
         }
     }
-    match progress.waits.first() {
+    match view::long_wait(progress, now) {
         Some(wait) => format!("waiting for {} ({})", wait.what, wait.owner),
         None => "nothing: it goes its way".into(),
     }
@@ -214,19 +218,20 @@ mod tests {
     #[test]
     fn one_thing_to_look_at_is_named_the_worst_first() {
         use api::conditions as cond;
+        let now = Timestamp::from_second(60).unwrap();
         let mut status = StatusFile::default();
         let mut progress = Progress::default();
-        assert_eq!(look_at(&status, &progress), "nothing: it goes its way");
+        assert_eq!(look_at(&status, &progress, now), "nothing: it goes its way");
         progress.waits.push(Wait { what: "engine e-0".into(), owner: "conductor".into(), since_ms: 0, until_ms: None });
-        assert_eq!(look_at(&status, &progress), "waiting for engine e-0 (conductor)");
+        assert_eq!(look_at(&status, &progress, now), "waiting for engine e-0 (conductor)");
         let mut set = |type_, truth, reason, message| {
             cond::set(&mut status.job.conditions, type_, truth, reason, message, Some(1), Timestamp::UNIX_EPOCH);
         };
         set(cond::TRAINER_READY, cond::Truth::False, "BackingOff", "3 failures without a new commit");
         set(cond::FAILED, cond::Truth::True, "BackoffLimitExceeded", "gave up");
-        assert_eq!(look_at(&status, &progress), "BackoffLimitExceeded: gave up");
+        assert_eq!(look_at(&status, &progress, now), "BackoffLimitExceeded: gave up");
         cond::clear(&mut status.job.conditions, cond::FAILED);
-        assert_eq!(look_at(&status, &progress), "TrainerReady: 3 failures without a new commit");
+        assert_eq!(look_at(&status, &progress, now), "TrainerReady: 3 failures without a new commit");
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub enum Effect {
     NextAttempt,
     /// The trainer restarts, alone.
     RestartsTrainer,
+    /// The trainer saves and stops.
+    Suspends,
+    /// The trainer goes on from its last commit.
+    Resumes,
     /// The conductor restarts, alone.
     RestartsConductor,
     /// Engines are replaced one after the other.
@@ -42,7 +46,12 @@ pub fn edits(old: &RLJob, new: &RLJob) -> Vec<Edit> {
     out.into_iter()
         .map(|path| {
             let hit = refused.iter().any(|p| p.path.starts_with(&path) || path.starts_with(&format!("{}.", p.path)));
-            let effect = if hit { Effect::Refused } else { effect(&path) };
+            let effect = match path.as_str() {
+                _ if hit => Effect::Refused,
+                "spec.suspend" if new.spec.suspend => Effect::Suspends,
+                "spec.suspend" => Effect::Resumes,
+                path => effect(path),
+            };
             Edit { path, effect }
         })
         .collect()

@@ -1,6 +1,7 @@
 //! Rules of an RLJob.
 
 use api::{InitKind, Mode, Optimizer, Problem, RLJob};
+use serde_json::Value;
 
 use super::{Checks, pod_template, relative, roles};
 
@@ -325,7 +326,12 @@ fn update(old: &RLJob, new: &RLJob, c: &mut Checks) {
     let (o, n) = (&old.spec, &new.spec);
     let new_run = "start a new RLJob, or undo the edit";
     let mut same = |holds: bool, path: &str, rule: &str| {
-        c.rule(holds, path, rule, "cannot be changed while the RLJob exists", new_run);
+        if !holds {
+            let why = rule.split_once(": ").map_or(String::new(), |(_, why)| format!(": {why}"));
+            let what = changes(path, old, new);
+            let message = format!("cannot be changed while the RLJob exists{what}{why}");
+            c.rule(holds, path, rule, message, new_run);
+        }
     };
     same(o.model == n.model, "spec.model", "model is immutable: a new model is a new run");
     same(o.storage == n.storage, "spec.storage", "storage is immutable");
@@ -351,4 +357,59 @@ fn update(old: &RLJob, new: &RLJob, c: &mut Checks) {
         "the trainer runs on another kind of device now",
         "set suspend: true first, and change the vendor once it is suspended",
     );
+}
+
+/// ` (shuffleSeed 42 → 43)`: what differs below a field of the spec.
+fn changes(path: &str, old: &RLJob, new: &RLJob) -> String {
+    let pointer = path.trim_start_matches("spec").replace('.', "/");
+    let field = |job: &RLJob| {
+        let spec = serde_json::to_value(&job.spec).unwrap_or_default();
+        spec.pointer(&pointer).cloned().unwrap_or_default()
+    };
+    let mut all = Vec::new();
+    differences(&field(old), &field(new), "", &mut all);
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
+}
+
+fn differences(old: &Value, new: &Value, at: &str, all: &mut Vec<String>) {
+    if let (Value::Object(a), Value::Object(b)) = (old, new) {
+        let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+        for key in keys {
+            let (old, new) = (a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null));
+            let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+            differences(old, new, &at, all);
+        }
+    } else if old != new {
+        let show = |value: &Value| match value {
+            Value::Null => "unset".to_owned(),
+            Value::String(text) => text.clone(),
+            Value::Object(_) | Value::Array(_) => "other values".to_owned(),
+            Value::Bool(_) | Value::Number(_) => value.to_string(),
+        };
+        let at = if at.is_empty() { String::new() } else { format!("{at} ") };
+        all.push(match (old, new) {
+            (Value::Object(_), Value::Null) => format!("{at}removed"),
+            (Value::Null, Value::Object(_)) => format!("{at}added"),
+            _ => format!("{at}{} → {}", show(old), show(new)),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_edit_says_what_differs() {
+        let difference = |old: Value, new: Value| {
+            let mut all = Vec::new();
+            differences(&old, &new, "", &mut all);
+            all.join(", ")
+        };
+        let (old, new) =
+            (serde_json::json!({"seed": 0, "stop": ["a"]}), serde_json::json!({"seed": 1, "topK": 4, "stop": []}));
+        assert_eq!(difference(old, new), "seed 0 → 1, stop other values → other values, topK unset → 4");
+        assert_eq!(difference("Sync".into(), "Async".into()), "Sync → Async");
+        assert_eq!(difference(serde_json::json!({"warm": {}}), serde_json::json!({})), "warm removed");
+    }
 }
