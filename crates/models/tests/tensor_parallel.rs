@@ -1,5 +1,5 @@
-//! Tensor parallelism over ranks that are threads: the same model as one rank, to rounding; the same bits twice; and
-//! trainer against engine to the bit at equal tp.
+//! Tensor parallelism over ranks that are threads: the log-probs of one rank, to the bit where the ranks hold equal runs of
+//! the blocks of every sum and to rounding where they do not; its gradients, to rounding; and trainer against engine.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -60,7 +60,20 @@ fn together(ranks: &[Outcome], replicated: impl Fn(&str) -> bool) -> Named {
     out
 }
 
-fn check(name: &str, tp: usize, lengths: &[usize], build: impl Fn(Arc<dyn Comm>, ModelOptions) -> Model + Sync) {
+/// How the log-probs at `tp` compare with those of one rank.
+#[derive(Clone, Copy, PartialEq)]
+enum Same {
+    Bits,
+    Rounding,
+}
+
+fn check(
+    name: &str,
+    tp: usize,
+    same: Same,
+    lengths: &[usize],
+    build: impl Fn(Arc<dyn Comm>, ModelOptions) -> Model + Sync,
+) {
     let one = step(&build(single(), ModelOptions::default()), lengths);
     for sequence_parallel in [true, false] {
         let options = ModelOptions { sequence_parallel, ..ModelOptions::default() };
@@ -69,6 +82,8 @@ fn check(name: &str, tp: usize, lengths: &[usize], build: impl Fn(Arc<dyn Comm>,
         for r in &ranks {
             let (a, b) = (relative(&r.logps, &one.logps), relative(&r.entropies, &one.entropies));
             assert!(a <= 1e-5 && b <= 1e-5, "{name} tp {tp} sp {sequence_parallel}: {a:e} {b:e}");
+            let equal = r.logps == one.logps && r.entropies == one.entropies;
+            assert_eq!(equal, same == Same::Bits, "{name} tp {tp} sp {sequence_parallel}: {a:e} {b:e}");
         }
         let grads = together(&ranks, |k| k.contains("norm"));
         for (k, v) in &one.grads {
@@ -83,8 +98,8 @@ fn check(name: &str, tp: usize, lengths: &[usize], build: impl Fn(Arc<dyn Comm>,
 
 #[test]
 fn tensor_parallel_ranks_compute_the_model_of_one_rank() {
-    check("qwen3", 2, &[83, 45, 1], |c, o| Fixture::new("qwen3").model_on(cpu(1), c, o));
-    check("llama3", 2, &[30, 0, 17], |c, o| Fixture::new("llama3").model_on(cpu(1), c, o));
+    check("qwen3", 2, Same::Bits, &[83, 45, 1], |c, o| Fixture::new("qwen3").model_on(cpu(1), c, o));
+    check("llama3", 2, Same::Bits, &[30, 0, 17], |c, o| Fixture::new("llama3").model_on(cpu(1), c, o));
 }
 
 const ODD: &str = r#"{"architectures":["Qwen3ForCausalLM"],"vocab_size":47,"hidden_size":24,"intermediate_size":12,"num_hidden_layers":2,
@@ -93,9 +108,23 @@ const ODD: &str = r#"{"architectures":["Qwen3ForCausalLM"],"vocab_size":47,"hidd
 #[test]
 fn a_vocabulary_that_does_not_divide_and_odd_head_counts_shard_too() {
     for tp in [2, 4] {
-        check("odd", tp, &[5, 8, 2], |c, o| {
+        check("odd", tp, Same::Rounding, &[5, 8, 2], |c, o| {
             let m = Model::new(cpu(1), c, ModelConfig::from_json(ODD).unwrap(), o).unwrap();
             m.init_random(3).unwrap();
+            m
+        });
+    }
+}
+
+const EVEN: &str = r#"{"architectures":["Qwen3ForCausalLM"],"vocab_size":256,"hidden_size":24,"intermediate_size":320,"num_hidden_layers":2,
+"num_attention_heads":16,"num_key_value_heads":8,"head_dim":16,"rms_norm_eps":1e-6,"rope_theta":10000.0,"tie_word_embeddings":false}"#;
+
+#[test]
+fn log_probs_have_the_same_bits_at_every_tensor_parallelism_that_holds_equal_runs_of_blocks() {
+    for tp in [2, 4, 8] {
+        check("even", tp, Same::Bits, &[70, 9, 1], |c, o| {
+            let m = Model::new(cpu(1), c, ModelConfig::from_json(EVEN).unwrap(), o).unwrap();
+            m.init_random(5).unwrap();
             m
         });
     }

@@ -1,6 +1,10 @@
+use tensor::ops::Add;
 use tensor::{Backend, Comm, DType, Stream, Tag, Tensor};
 
-use crate::{GradStore, KvView, ParamId, ParamStore, Result, RopeTable, SeqLayout};
+use crate::{GradStore, KvView, ParamId, ParamStore, Result, RopeTable, SeqLayout, blocks};
+
+/// Fewer elements than this are summed on every rank, after one exchange, instead of a piece on each, after two.
+const SMALL: usize = 4096;
 
 /// Where the tokens of a pass come from.
 #[derive(Clone, Copy, Debug)]
@@ -77,24 +81,38 @@ impl Cx<'_> {
         Ok(full)
     }
 
-    /// Sum of the ranks' partial `[T, N]`: this rank's rows of it under sequence parallelism, else all.
+    /// Sum of the ranks' partial `[T, N]`, in pairs: this rank's rows of it under sequence parallelism, else all.
     pub fn reduce_tokens(&self, partial: Tensor) -> Result<Tensor> {
-        if self.tp.size() == 1 {
+        let n = self.tp.size();
+        if n == 1 {
             return Ok(partial);
         }
+        let (rows, width) = (partial.dim(0), partial.dim(1));
+        let divides = rows.is_multiple_of(n);
+        if self.sequence_parallel && !divides {
+            return Err(crate::Error::Layout(format!("{rows} tokens do not divide over tp {n}: pad the layout")));
+        }
+        if !self.sequence_parallel && (!divides || partial.numel() < SMALL) {
+            let all = self.act(&[n, rows, width])?;
+            self.tp.all_gather(self.stream, &partial, &all)?;
+            return self.sum(&all);
+        }
+        let pieces = self.act(&[n, rows / n, width])?;
+        self.tp.all_to_all(self.stream, &partial, &pieces)?;
+        let mine = self.sum(&pieces)?;
         if self.sequence_parallel {
-            let n = self.tp.size();
-            if !partial.dim(0).is_multiple_of(n) {
-                return Err(crate::Error::Layout(format!(
-                    "{} tokens do not divide over tp {n}: pad the layout",
-                    partial.dim(0)
-                )));
-            }
-            let mine = self.act(&[partial.dim(0) / n, partial.dim(1)])?;
-            self.tp.reduce_scatter(self.be, self.stream, &partial, &mine)?;
             return Ok(mine);
         }
-        self.tp.all_reduce(self.be, self.stream, &partial)?;
+        self.tp.all_gather(self.stream, &mine, &partial)?;
         Ok(partial)
+    }
+
+    /// The sum over the first dimension.
+    fn sum(&self, pieces: &Tensor) -> Result<Tensor> {
+        blocks::in_pairs(0..pieces.dim(0), &mut |i| Ok(pieces.select(0, i)?), &|a, b| {
+            let out = self.act(a.dims())?;
+            self.be.add(self.stream, &Add { a: &a, b: &b, out: &out })?;
+            Ok(out)
+        })
     }
 }

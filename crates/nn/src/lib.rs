@@ -12,12 +12,13 @@
 //!   schedule may move it.
 //! - [`Saved`] owns what a backward pass needs, so memory is given back exactly when the backward is done with it.
 //! - One code path: packed training, chunked prefill and decode run the same operations, and a token gets the same bits
-//!   in all of them at equal tensor parallelism.
+//!   in all of them, at any tensor parallelism whose ranks hold equal runs of the blocks that sums are made of.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod attention;
 mod block;
+mod blocks;
 mod cx;
 mod embedding;
 mod error;

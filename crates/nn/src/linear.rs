@@ -2,12 +2,14 @@
 //! et al., 2019). A column layer cuts N and takes whole tokens; a row layer cuts K and sums its outputs over the ranks.
 
 use tensor::Tensor;
-use tensor::ops::Gemm;
+use tensor::ops::{Axpy, Gemm};
 
-use crate::{Cx, Layer, ParamId, Result, Saved};
+use crate::{Cx, Layer, ParamId, Result, Saved, blocks};
 
 const X: usize = 0;
 const DY: usize = 1;
+/// Shortest block of a row layer's inputs: a shorter product is all overhead.
+const BLOCK: usize = 32;
 
 /// `W` as a matrix: a fused parameter may have more dimensions, of which the last is K.
 fn matrix(w: &Tensor) -> Result<Tensor> {
@@ -25,6 +27,24 @@ pub(crate) fn forward(cx: &Cx, x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let y = cx.act(&[x.dim(0), w.dim(0)])?;
     gemm(cx, x, false, &w, true, &y, 0.0)?;
     Ok(y)
+}
+
+/// `x W^T` where x and W are this rank's part of K, summed block by block.
+fn forward_in_blocks(cx: &Cx, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let ranks = cx.tp.size();
+    let w = matrix(w)?;
+    let k = w.dim(1);
+    let count = blocks::on_each_rank(k * ranks, ranks, BLOCK);
+    let width = k / count;
+    let mut block = |i: usize| {
+        let y = cx.act(&[x.dim(0), w.dim(0)])?;
+        gemm(cx, &x.narrow(1, i * width, width)?, false, &w.narrow(1, i * width, width)?, true, &y, 0.0)?;
+        Ok(y)
+    };
+    blocks::in_pairs(0..count, &mut block, &|a, b| {
+        cx.be.axpy(cx.stream, &Axpy { alpha: 1.0, x: &b, y: &a })?;
+        Ok(a)
+    })
 }
 
 /// `dy W`
@@ -85,7 +105,7 @@ impl RowLinear {
 impl Layer for RowLinear {
     fn forward(&self, cx: &Cx, x: Tensor, sv: &mut Saved) -> Result<Tensor> {
         sv.put(X, &x);
-        cx.reduce_tokens(forward(cx, &x, cx.param(self.weight))?)
+        cx.reduce_tokens(forward_in_blocks(cx, &x, cx.param(self.weight))?)
     }
 
     fn backward_input(&self, cx: &Cx, dy: Tensor, sv: &mut Saved) -> Result<Tensor> {

@@ -6,7 +6,7 @@
 use tensor::ops::{LogprobDlogits, LogprobMerge, LogprobStats};
 use tensor::{Tag, Tensor};
 
-use crate::{Cx, ParamId, Result, Saved, linear};
+use crate::{Cx, ParamId, Result, Saved, blocks, linear};
 
 #[derive(Debug)]
 pub struct LmHead {
@@ -22,6 +22,8 @@ const TARGETS: usize = 2;
 const TEMPERATURE: usize = 3;
 const STATS: usize = 4;
 const NAME: &str = "LmHead";
+/// Shortest block of the vocabulary.
+const BLOCK: usize = 16;
 
 impl LmHead {
     fn first(&self, cx: &Cx) -> usize {
@@ -55,21 +57,38 @@ impl LmHead {
         Ok(out)
     }
 
-    /// [`tensor::ops::TokenStats`] rows `[n, 4]`, folded over the vocabulary shards in rank order. The one way from
-    /// logits to a log-prob, for trainer and engine. `targets [n]` i32, `temperature [n]`.
+    /// [`tensor::ops::TokenStats`] rows `[n, 4]`, folded in pairs over blocks of the vocabulary. The one way from logits
+    /// to a log-prob, for trainer and engine. `targets [n]` i32, `temperature [n]`.
     pub fn stats(&self, cx: &Cx, local_logits: &Tensor, targets: &Tensor, temperature: &Tensor) -> Result<Tensor> {
-        let n = local_logits.dim(0);
-        let stats = cx.stat(&[n, 4])?;
-        let args = LogprobStats { logits: local_logits, targets, first: self.first(cx), temperature, stats: &stats };
-        cx.be.logprob_stats(cx.stream, &args)?;
-        if cx.tp.size() == 1 {
+        let (n, width, ranks) = (local_logits.dim(0), local_logits.dim(1), cx.tp.size());
+        let vocab = cx.params.specs()[self.weight.0].shape[0];
+        // With unequal shards the blocks of one rank are not those of another.
+        let count = if width * ranks == vocab { blocks::on_each_rank(vocab, ranks, BLOCK) } else { 1 };
+        let width = width / count;
+        let parts = cx.stat(&[count, n, 4])?;
+        for i in 0..count {
+            let logits = &local_logits.narrow(1, i * width, width)?;
+            let stats = &parts.select(0, i)?;
+            let args = LogprobStats { logits, targets, first: self.first(cx) + i * width, temperature, stats };
+            cx.be.logprob_stats(cx.stream, &args)?;
+        }
+        let stats = self.merged(cx, parts)?;
+        if ranks == 1 {
             return Ok(stats);
         }
-        let parts = cx.stat(&[cx.tp.size(), n, 4])?;
+        let parts = cx.stat(&[ranks, n, 4])?;
         cx.tp.all_gather(cx.stream, &stats, &parts)?;
-        let merged = cx.stat(&[n, 4])?;
-        cx.be.logprob_merge(cx.stream, &LogprobMerge { parts: &parts, stats: &merged })?;
-        Ok(merged)
+        self.merged(cx, parts)
+    }
+
+    /// `[parts, n, 4]` to `[n, 4]`
+    fn merged(&self, cx: &Cx, parts: Tensor) -> Result<Tensor> {
+        if parts.dim(0) == 1 {
+            return Ok(parts.select(0, 0)?);
+        }
+        let stats = cx.stat(&parts.dims()[1..])?;
+        cx.be.logprob_merge(cx.stream, &LogprobMerge { parts: &parts, stats: &stats })?;
+        Ok(stats)
     }
 
     /// Statistics `[n, 4]` of the rows `h [n, H]`, chunk by chunk.

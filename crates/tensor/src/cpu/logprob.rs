@@ -65,25 +65,25 @@ pub(super) fn stats(threads: &Threads, a: &LogprobStats) -> Result<()> {
         return Ok(());
     }
     let (x, targets, temp) = (a.logits.read::<f32>()?, a.targets.read::<i32>()?, a.temperature.read::<f32>()?);
-    let mut out = a.stats.write::<f32>()?;
+    let (mut out, ld) = (a.stats.write::<f32>()?, a.logits.stride(0));
     threads.for_each(out.chunks_mut(4 * ROWS).enumerate(), |(job, out)| {
         for (r, out) in out.chunks_exact_mut(4).enumerate() {
             let i = job * ROWS + r;
-            out.copy_from_slice(&stats_row(&x[i * v..(i + 1) * v], temp[i], local(targets[i], a.first, v)));
+            out.copy_from_slice(&stats_row(&x[i * ld..i * ld + v], temp[i], local(targets[i], a.first, v)));
         }
     });
     Ok(())
 }
 
 pub(super) fn merge(a: &LogprobMerge) -> Result<()> {
-    let (ranks, n) = a.validate()?;
+    let (count, n) = a.validate()?;
     let (parts, mut out) = (a.parts.read::<f32>()?, a.stats.write::<f32>()?);
     let row = |r: usize, i: usize| {
         let o = (r * n + i) * 4;
         TokenStats::<f32>::from_row([parts[o], parts[o + 1], parts[o + 2], parts[o + 3]])
     };
     for (i, out) in out.chunks_exact_mut(4).enumerate() {
-        out.copy_from_slice(&(1..ranks).fold(row(0, i), |s, r| s.merge(&row(r, i))).row());
+        out.copy_from_slice(&TokenStats::<f32>::merge_all(0, count, &|r| row(r, i)).row());
     }
     Ok(())
 }

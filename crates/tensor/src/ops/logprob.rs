@@ -32,7 +32,7 @@ macro_rules! token_stats {
                 self.sum_exp.ln() - self.sum_exp_x / self.sum_exp
             }
 
-            /// The statistics of two parts of one row. Not associative in floats: fold in rank order.
+            /// The statistics of two parts of one row. Not associative in floats: see `merge_all`.
             pub fn merge(&self, other: &Self) -> Self {
                 let max = self.max.max(other.max);
                 if max == <$f>::NEG_INFINITY {
@@ -49,6 +49,16 @@ macro_rules! token_stats {
                 let ((s0, w0), (s1, w1)) = (part(self), part(other));
                 TokenStats { max, sum_exp: s0 + s1, sum_exp_x: w0 + w1, target: self.target.max(other.target) }
             }
+
+            /// The statistics of parts `from..to` of one row: neighbours first, then pairs of them, and so on, so that the
+            /// bits do not depend on how many neighbouring parts were merged before.
+            pub(crate) fn merge_all(from: usize, to: usize, part: &impl Fn(usize) -> Self) -> Self {
+                if to - from <= 1 {
+                    return part(from);
+                }
+                let middle = from + (to - from).next_power_of_two() / 2;
+                Self::merge_all(from, middle, part).merge(&Self::merge_all(middle, to, part))
+            }
         }
     };
 }
@@ -58,7 +68,7 @@ token_stats!(f64);
 /// [`TokenStats`] of every row of a chunk of logits.
 #[derive(Debug)]
 pub struct LogprobStats<'a> {
-    /// `[n, V]` float
+    /// `[n, V]` float, unit inner stride: all columns of a row, or some
     pub logits: &'a Tensor,
     /// `[n]` i32, global ids
     pub targets: &'a Tensor,
@@ -70,10 +80,10 @@ pub struct LogprobStats<'a> {
     pub stats: &'a Tensor,
 }
 
-/// Fold the statistics of vocabulary shards in rank order.
+/// Fold the statistics of the parts of rows in pairs: neighbours, then pairs of them, and so on.
 #[derive(Debug)]
 pub struct LogprobMerge<'a> {
-    /// `[ranks, n, 4]`
+    /// `[parts, n, 4]`
     pub parts: &'a Tensor,
     /// `[n, 4]`
     pub stats: &'a Tensor,
@@ -105,7 +115,7 @@ fn rows(
 ) -> Result<(usize, usize)> {
     check::float(op, "logits", logits)?;
     check::rank(op, "logits", logits, 2)?;
-    check::contiguous(op, "logits", logits)?;
+    check::inner_unit(op, "logits", logits)?;
     let (n, v) = (logits.dim(0), logits.dim(1));
     let acc = logits.dtype().accumulator();
     check::indices(op, "targets", targets, n)?;
@@ -122,7 +132,7 @@ impl LogprobStats<'_> {
 }
 
 impl LogprobMerge<'_> {
-    /// `(ranks, n)`
+    /// `(parts, n)`
     pub fn validate(&self) -> Result<(usize, usize)> {
         const OP: &str = "logprob_merge";
         check::float(OP, "parts", self.parts)?;
@@ -138,6 +148,7 @@ impl LogprobDlogits<'_> {
     pub fn validate(&self) -> Result<(usize, usize)> {
         const OP: &str = "logprob_dlogits";
         let (n, v) = rows(OP, self.logits, self.targets, self.temperature, self.stats)?;
+        check::contiguous(OP, "logits", self.logits)?;
         let acc = self.logits.dtype().accumulator();
         check::dense(OP, "dlogp", self.dlogp, acc, &[n])?;
         if let Some(d) = self.dentropy {

@@ -33,7 +33,7 @@ pub(crate) fn stats(a: &LogprobStats) -> Result<()> {
 }
 
 pub(crate) fn merge(a: &LogprobMerge) -> Result<()> {
-    let (ranks, n) = a.validate()?;
+    let (count, n) = a.validate()?;
     let parts = get(a.parts)?;
     let row = |r: usize, i: usize| {
         let o = (r * n + i) * 4;
@@ -41,7 +41,7 @@ pub(crate) fn merge(a: &LogprobMerge) -> Result<()> {
     };
     let mut out = Vec::with_capacity(n * 4);
     for i in 0..n {
-        out.extend((1..ranks).fold(row(0, i), |s, r| s.merge(&row(r, i))).row());
+        out.extend(TokenStats::<f64>::merge_all(0, count, &|r| row(r, i)).row());
     }
     put(a.stats, &out)
 }
