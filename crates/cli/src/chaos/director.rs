@@ -2,6 +2,7 @@
 //! armed.
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -28,9 +29,11 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(4);
 /// An armed death that has not come after so many steps is replaced by a signal.
 const STEPS_UNTIL_REPLACED: u64 = 24;
-/// The run is made longer when it is so near to its end,
+/// The run is made longer when it is so many steps from its end, and those that it makes in [`MARGIN`] at its present pace,
 const MARGIN_STEPS: u64 = 8;
-/// by so much.
+/// the time an edit takes at most until the conductor goes by it,
+const MARGIN: Duration = Duration::from_secs(3);
+/// by so much beyond that.
 const MORE_STEPS: u64 = 16;
 /// Enough of a log to find the last words of a life in.
 const TAIL_LINES: usize = 400;
@@ -115,6 +118,8 @@ pub struct Director {
     conductor_pod: String,
     orders: mpsc::Sender<Command>,
     progress: Option<Progress>,
+    /// When the last steps were finished, as far back as [`MARGIN`].
+    pace: VecDeque<Instant>,
     trainer: Trainer,
     conductor: Conductor,
     engines: Replicas,
@@ -140,6 +145,7 @@ impl Director {
             conductor_pod: format!("{}-0", plan::build::conductor_name(name)),
             orders,
             progress: None,
+            pace: VecDeque::new(),
             trainer: Trainer::default(),
             conductor: Conductor { epoch: 1, ..Conductor::default() },
             engines: Replicas::default(),
@@ -176,6 +182,7 @@ impl Director {
                 self.progress = Some((**progress).clone());
             }
             Update::Step(_) => {
+                self.pace.push_back(Instant::now());
                 let lanes = [&mut self.trainer.steps, &mut self.conductor.steps];
                 for steps in lanes.into_iter().chain([&mut self.engines.steps, &mut self.workers.steps]) {
                     *steps += 1;
@@ -347,11 +354,15 @@ impl Director {
 
     /// More steps, while kills are left and the end is near.
     fn lengthen(&mut self, progress: &Progress) -> Result<()> {
+        while self.pace.front().is_some_and(|step| step.elapsed() > MARGIN) {
+            self.pace.pop_front();
+        }
+        let margin = MARGIN_STEPS + self.pace.len() as u64;
         let total = self.manifest.total_steps;
-        if self.played() >= self.kills || progress.step + MARGIN_STEPS < total {
+        if self.played() >= self.kills || progress.step + margin < total {
             return Ok(());
         }
-        let total = total + MORE_STEPS;
+        let total = progress.step + margin + MORE_STEPS;
         if let Some(text) = manifest::with_total_steps(&self.manifest.text, total) {
             local::folder::replace(&self.manifest.path, text.as_bytes())?;
             self.manifest.text = text;
