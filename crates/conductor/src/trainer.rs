@@ -341,6 +341,7 @@ impl Conductor {
                     queue,
                     time_ms: now,
                 };
+                self.hold_trainer(now);
                 self.emit(out, record)?;
                 for reply in verifying.replies {
                     out.commands.push(self.reported(reply));
@@ -408,11 +409,18 @@ impl Conductor {
         Ok(())
     }
 
+    /// A checkpoint that was asked for is about to be there: its trainer waits to be ended.
+    fn hold_trainer(&mut self, now: u64) {
+        let attempt = self.state.attempt;
+        if self.state.checkpoints.iter().any(|asked| asked.attempt == attempt && !asked.done && !asked.then_stop) {
+            self.memory.held = Some((attempt, now + SAVED_HOLD_MS));
+        }
+    }
+
     /// Gives the trainer its next order, when it has none.
     pub(crate) fn drive_trainer(&mut self, now: u64, out: &mut Step) -> Result<(), Error> {
         if let Some(id) = self.state.checkpoint_reached() {
-            let asked = self.state.checkpoints.iter().find(|asked| asked.id == id);
-            self.memory.held = asked.filter(|asked| !asked.then_stop).map(|asked| (asked.attempt, now + SAVED_HOLD_MS));
+            self.hold_trainer(now);
             self.emit(out, Record::CheckpointReached { id })?;
         }
         self.memory.held.take_if(|(_, until)| *until <= now);
