@@ -86,14 +86,20 @@ impl Disk for RealDisk {
     }
 }
 
+/// Writes a small file and makes its bytes durable; its entry is durable once its folder is synced. For files in a folder that
+/// has no final name yet: whoever finds them torn finds no folder.
+pub(crate) fn write_synced(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = disk.create(path).map_err(|e| Error::io("create", path, e))?;
+    file.write_all(bytes).map_err(|e| Error::io("write", path, e))?;
+    file.sync().map_err(|e| Error::io("sync", path, e))
+}
+
 /// Writes a small file whole and durable: to a temporary name, synced, renamed, the folder synced.
 pub(crate) fn write_atomically(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = Path::new(&temporary);
-    let mut file = disk.create(temporary).map_err(|e| Error::io("create", temporary, e))?;
-    file.write_all(bytes).map_err(|e| Error::io("write", temporary, e))?;
-    file.sync().map_err(|e| Error::io("sync", temporary, e))?;
+    write_synced(disk, temporary, bytes)?;
     disk.rename(temporary, path).map_err(|e| Error::io("rename", temporary, e))?;
     sync_parent(disk, path)
 }

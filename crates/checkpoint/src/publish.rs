@@ -10,7 +10,7 @@ use parallel::Groups;
 use tensor::{Backend, Comm, DType, Stream, Tag, Tensor};
 
 use crate::agree::agree;
-use crate::disk::{Disk, create_dir_durably, sync_parent, write_atomically};
+use crate::disk::{Disk, create_dir_durably, sync_parent, write_synced};
 use crate::error::{Error, Result};
 use crate::hf::{Folder, HfIndex, INDEX, SINGLE, convert};
 use crate::rect::{Rect, copy_shared};
@@ -136,7 +136,7 @@ fn complete(disk: &dyn Disk, to: &PublishTo, files: &[Vec<Planned>]) -> Result<(
     for name in companions(to.config_from)? {
         let from = to.config_from.join(&name);
         let bytes = fs::read(&from).map_err(|e| Error::io("read", &from, e))?;
-        write_atomically(disk, &work.join(&name), &bytes)?;
+        write_synced(disk, &work.join(&name), &bytes)?;
     }
     if files.len() > 1 {
         let mut index = HfIndex::default();
@@ -148,7 +148,7 @@ fn complete(disk: &dyn Disk, to: &PublishTo, files: &[Vec<Planned>]) -> Result<(
         }
         let path = work.join(INDEX);
         let bytes = serde_json::to_vec_pretty(&index).map_err(|e| Error::damaged(&path, e.to_string()))?;
-        write_atomically(disk, &path, &bytes)?;
+        write_synced(disk, &path, &bytes)?;
     }
     disk.sync_dir(&work).map_err(|e| Error::io("sync the folder", &work, e))?;
     disk.rename(&work, to.folder).map_err(|e| Error::io("rename", &work, e))?;
