@@ -78,6 +78,13 @@ impl LocalRun {
         Self { folder, child, command, environment, arguments }
     }
 
+    /// Starts `thresh run` on `manifest` in a folder that a run has left.
+    pub fn start_in(folder: tempfile::TempDir, manifest: &str) -> Self {
+        fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
+        let child = spawn("run", folder.path(), &[], &[]);
+        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new() }
+    }
+
     /// Starts it again on the same state, after it ended.
     pub fn start_again(&mut self) {
         assert!(self.child.try_wait().unwrap().is_some(), "it still runs");

@@ -4,6 +4,7 @@
 mod chaos;
 mod deaths;
 mod docs;
+mod edits;
 mod export;
 mod local_run;
 mod reward;
