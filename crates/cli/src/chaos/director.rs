@@ -168,16 +168,10 @@ impl Director {
     pub fn see(&mut self, update: &Update) {
         match update {
             Update::Status(status) => self.see_attempts(status),
-            Update::Event(event) if event.reason == "Ended" => {
-                // Others name the conductor in their last words.
-                if event.text.starts_with(&format!("conductor {} ", self.conductor_pod)) {
-                    self.see_conductor_ended();
-                }
-            }
             Update::Progress(progress) => {
                 let epoch = progress.conductor_epoch;
                 if epoch > self.conductor.epoch {
-                    self.conductor = Conductor { played: self.conductor.played, epoch, ..Conductor::default() };
+                    self.see_reign(epoch);
                 }
                 self.progress = Some((**progress).clone());
             }
@@ -217,21 +211,21 @@ impl Director {
         }
     }
 
-    fn see_conductor_ended(&mut self) {
-        let epoch = self.conductor.epoch;
+    /// A conductor answers with a new epoch: those before it have ended, and its log says how.
+    fn see_reign(&mut self, new: u64) {
         let log = tail_of(&self.state.join("logs").join(format!("{}.log", self.conductor_pod)), TAIL_LINES);
-        let reign = log.iter().rposition(|line| line.contains(CONDUCTOR_REIGNS)).unwrap_or(0);
-        let by_itself = log[reign..].iter().any(|line| line.contains(CONDUCTOR_STRUCK));
-        match self.conductor_death(epoch) {
-            _ if self.conductor.struck >= epoch => {}
-            Some(death @ ConductorDeath::Armed { .. }) if by_itself => {
-                self.conductor.played += 1;
-                self.killed(&format!("conductor, epoch {epoch}, {death}"));
+        for epoch in self.conductor.epoch..new {
+            match self.conductor_death(epoch) {
+                _ if self.conductor.struck >= epoch => {}
+                Some(death @ ConductorDeath::Armed { .. }) if struck_itself(&log, epoch) => {
+                    self.conductor.played += 1;
+                    self.killed(&format!("conductor, epoch {epoch}, {death}"));
+                }
+                _ => self.note(format!("the conductor of epoch {epoch} ended without a kill")),
             }
-            _ => self.note(format!("the conductor of epoch {epoch} ended without a kill")),
         }
         let (played, struck) = (self.conductor.played, self.conductor.struck);
-        self.conductor = Conductor { played, struck, epoch: epoch + 1, ..Conductor::default() };
+        self.conductor = Conductor { played, struck, epoch: new, ..Conductor::default() };
     }
 
     /// How an attempt ends; a signal where the schedule is over and kills are owed.
@@ -383,9 +377,37 @@ impl Director {
     }
 }
 
+/// Whether a conductor's log says that a fault struck it in this epoch.
+fn struck_itself(log: &[String], epoch: u64) -> bool {
+    let reign = format!("epoch={epoch} ");
+    let begins = |line: &String| line.contains(CONDUCTOR_REIGNS);
+    let Some(start) = log.iter().rposition(|line| begins(line) && line.contains(&reign)) else { return false };
+    log[start..].iter().skip(1).take_while(|line| !begins(line)).any(|line| line.contains(CONDUCTOR_STRUCK))
+}
+
 /// What went on when a signal was sent.
 fn during(progress: &Progress, company: bool) -> String {
     let updating = if Moment::Updating.is_now(progress) { ", engines updating" } else { "" };
     let company = if company { ", together" } else { "" };
     format!("trainer: {}, {} leased{updating}{company}", progress.trainer.doing, progress.queue.leased)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_is_counted_for_the_reign_whose_log_it_ends() {
+        let log: Vec<String> = [
+            "INFO conductor reigns epoch=1 records=0",
+            "WARN a fault was ordered here point=AfterJournal",
+            "INFO conductor reigns epoch=2 records=9",
+            "INFO conductor reigns epoch=12 records=9",
+            "WARN a fault was ordered here point=EngineUpdated",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let struck: Vec<u64> = (0..14).filter(|epoch| struck_itself(&log, *epoch)).collect();
+        assert_eq!(struck, [1, 12]);
+    }
 }

@@ -49,12 +49,14 @@ fn twenty_four_kills_lose_nothing_and_double_nothing() {
     }
 
     // Engines and workers die when they are killed, and never because a trainer did.
-    for role in ["engine", "worker"] {
-        let killed = told.iter().filter(|line| line.contains(&format!(": {role} "))).count();
-        let ended = output
-            .lines()
-            .filter(|line| line.contains("event=Ended level=warning") && line.contains(&format!("text=\"{role} ")));
-        assert_eq!(ended.count(), killed, "{output}");
+    let status = std::fs::read_to_string(run.state().join("status.json")).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    for role in ["conductor", "engine", "worker"] {
+        let killed =
+            told.iter().filter(|line| line.contains(&format!(": {role} ")) || line.contains(&format!(": {role},")));
+        let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["role"] == role);
+        let restarts: u64 = pods.map(|pod| pod["restarts"].as_u64().unwrap()).sum();
+        assert_eq!(restarts, killed.count() as u64, "{role}: {told:#?}");
     }
     assert_failed_generations_have_a_dead_worker_or_engine(&run);
 }
