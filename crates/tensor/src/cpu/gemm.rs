@@ -33,7 +33,14 @@ struct Out {
     ld: usize,
 }
 
-// SAFETY: jobs write disjoint row or column ranges of it, see `gemm`.
+impl Out {
+    /// Whole, so that a closure captures all of it.
+    fn at(&self, offset: usize) -> *mut f32 {
+        self.ptr.wrapping_add(offset)
+    }
+}
+
+// SAFETY: jobs write disjoint row or column ranges of it, see `gemm` and `few_rows`.
 unsafe impl Sync for Out {}
 
 pub(super) fn gemm(threads: &Threads, a: &Gemm) -> Result<()> {
@@ -101,15 +108,20 @@ fn few_rows(threads: &Threads, x: Mat, w: Mat, (m, n, k): (usize, usize, usize),
         ldw: w.cs,
         k,
     };
-    if m > 1 || threads.count() == 1 || n * k < SHARE {
+    if threads.count() == 1 || m * n * k < SHARE {
         gemv::product(&part(0, n), m, n, d, ld);
-    } else {
-        // One row: its columns are one run of memory, cut for the threads.
-        let step = n.div_ceil(threads.count()).next_multiple_of(JOB);
-        threads.for_each(d[..n].chunks_mut(step).enumerate(), |(i, d)| {
-            gemv::product(&part(i * step, d.len()), 1, d.len(), d, ld)
-        });
+        return true;
     }
+    assert!((m - 1) * ld + n <= d.len());
+    let out = Out { ptr: d.as_mut_ptr(), len: d.len(), ld };
+    // More pieces than threads: they do not all begin at once, nor run equally fast.
+    let step = n.div_ceil(4 * threads.count()).next_multiple_of(JOB);
+    threads.run(n.div_ceil(step), &|i| {
+        let (at, cols) = (i * step, step.min(n - i * step));
+        // SAFETY: columns `at..at + cols` of the output, which is borrowed exclusively and holds `m` rows of `n <= ld`
+        // (asserted); the jobs have disjoint columns.
+        unsafe { gemv::product_at(&part(at, cols), m, cols, out.at(at), ld) };
+    });
     true
 }
 
@@ -124,7 +136,7 @@ fn block(a: Mat, b: Mat, out: &Out, rows: (usize, usize), cols: (usize, usize), 
     // the output slice is borrowed exclusively, and no two jobs share an element of it: they own disjoint row ranges
     // or disjoint column ranges, and `ld >= n`.
     unsafe {
-        let pc = out.ptr.add(rows.0 * out.ld + cols.0);
+        let pc = out.at(rows.0 * out.ld + cols.0);
         let s = |x: usize| x as isize;
         matrixmultiply::sgemm(m, k, n, alpha, pa, s(a.rs), s(a.cs), pb, s(b.rs), s(b.cs), beta, pc, s(out.ld), 1);
     }
