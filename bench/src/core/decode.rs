@@ -78,7 +78,7 @@ pub fn run(
     shape: &Shape,
     folder: &Path,
 ) -> Result<()> {
-    if !options.wants("decode") {
+    if !options.wants(&format!("decode {}", shape.name)) {
         return Ok(());
     }
     let (context, steps) = shape.decode;

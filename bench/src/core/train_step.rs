@@ -107,7 +107,7 @@ pub fn run(
     shape: &Shape,
     folder: &Path,
 ) -> Result<()> {
-    if !options.wants("train_step") {
+    if !options.wants(&format!("train_step {}", shape.name)) {
         return Ok(());
     }
     let tokens = shape.tokens(1, shape.sequences, shape.length);
