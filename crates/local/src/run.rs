@@ -366,6 +366,7 @@ impl Run {
             && self.told_progress.as_ref() != Some(&progress)
         {
             let _ = self.updates.send(Update::Progress(Box::new(progress.clone())));
+            self.publish_evaluations(&progress);
             self.told_progress = Some(progress);
             self.publish_steps();
             news = true;
@@ -391,6 +392,18 @@ impl Run {
     fn publish_steps(&mut self) {
         for step in self.steps.poll() {
             let _ = self.updates.send(Update::Step(Box::new(step)));
+        }
+    }
+
+    /// Passes on what evaluations of the RL phase found; the warm start's pass rate has a place of its own.
+    fn publish_evaluations(&mut self, progress: &Progress) {
+        let before = self.before.as_ref().and_then(|before| before.progress.as_ref());
+        let known =
+            self.told_progress.as_ref().or(before).map(|progress| progress.events.as_slice()).unwrap_or_default();
+        let new =
+            progress.events.iter().filter(|event| event.starts_with("pass rate at step") && !known.contains(event));
+        for event in new.cloned().collect::<Vec<_>>() {
+            self.tell(false, "Evaluated", event);
         }
     }
 

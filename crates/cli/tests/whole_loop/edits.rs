@@ -315,8 +315,10 @@ fn live_fields_take_effect_at_the_next_step_refused_edits_change_nothing_and_a_s
         status.progress.as_ref().is_some_and(|p| p.total_steps == 90_000)
     });
     run.wait_for("an evaluation", |run| {
-        let events = status_file(run)?.progress?.events;
-        events.iter().any(|event| event.starts_with("pass rate at step")).then_some(())
+        told(run, &["Evaluated"])
+            .iter()
+            .any(|line| line.contains("pass rate at step") && line.contains("of 16"))
+            .then_some(())
     });
 
     for (from, to, said) in [
