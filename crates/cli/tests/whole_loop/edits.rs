@@ -192,12 +192,10 @@ fn tensors(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// How a checkpoint is cut into tiles.
-fn cuts(folder: &Path) -> BTreeMap<String, Vec<(Vec<usize>, Vec<usize>)>> {
+fn cuts(folder: &Path) -> BTreeMap<String, Vec<Rect>> {
     let checkpoint = Checkpoint::open(folder, None).unwrap();
     let entries = checkpoint.index().tensors.iter();
-    let tiles =
-        |tiles: &[checkpoint::tile_index::Tile]| tiles.iter().map(|t| (t.offset.clone(), t.shape.clone())).collect();
-    entries.map(|(name, entry)| (name.clone(), tiles(&entry.tiles))).collect()
+    entries.map(|(name, entry)| (name.clone(), entry.tiles.iter().map(|tile| tile.rect()).collect())).collect()
 }
 
 #[test]
