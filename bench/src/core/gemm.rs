@@ -12,11 +12,15 @@ use crate::line::Lines;
 use crate::rounds::{Clock, Side, by_turns, median, rate};
 
 /// (m, n, k, products of a round)
-const PLAN: [(usize, usize, usize, usize); 6] = [
+const PLAN: [(usize, usize, usize, usize); 10] = [
     (256, 256, 256, 60),
     (512, 512, 512, 12),
     (1024, 1024, 1024, 2),
     (1024, 3072, 512, 2),
+    (64, 1024, 1024, 8),
+    (64, 3072, 512, 8),
+    (32, 1024, 1024, 12),
+    (16, 1024, 1024, 20),
     (8, 1024, 1024, 40),
     (1, 1024, 1024, 150),
 ];

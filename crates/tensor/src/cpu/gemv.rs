@@ -8,7 +8,7 @@
 //! of fused multiply-adds from zero, the blocks added in order. That is a property of another crate, so it is checked
 //! on the machine it runs on, once, before this path is ever taken; if it does not hold, the path stays shut.
 
-/// More rows than this pay for the packing.
+/// More rows than this pay for the packing (at 16 x 1024 x 1024 it gives 49 GFLOP/s, this path 44; at 8 it gives 35, this 40 to 50).
 pub(super) const MAX_ROWS: usize = 8;
 
 pub(super) use x86::{Operands, agrees, product, product_at};
