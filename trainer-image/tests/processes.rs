@@ -52,6 +52,7 @@ impl<'a> Attempt<'a> {
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", self.master.to_string())
             .env("POD_NAME", format!("trainer-{node}"))
+            .env("POD_UID", format!("uid-{node}"))
             .env("POD_IP", "127.0.0.1")
             .env("NODE_NAME", "node")
             .env("THRESH_PORT", port.to_string())

@@ -39,7 +39,13 @@ impl Conductor {
     ///
     /// # Errors
     /// [`Error::Changed`] names a field that may not change in the life of a run.
-    pub fn open(mut state: State, epoch: u64, config: RunConfig, now_ms: u64) -> Result<(Self, Step), Error> {
+    pub fn open(
+        mut state: State,
+        epoch: u64,
+        pod: &str,
+        config: RunConfig,
+        now_ms: u64,
+    ) -> Result<(Self, Step), Error> {
         if let Some(run) = &state.run
             && let Some((field, before, after)) = first_difference(&run.config.frozen, &config.frozen)
         {
@@ -53,8 +59,12 @@ impl Conductor {
         let first = state.run.is_none();
         let mut conductor = Self { state, memory: Memory::new(source, warm_source), epoch };
         let mut out = Step::default();
-        let opened =
-            Record::Opened { conductor_epoch: epoch, time_ms: now_ms, config: first.then(|| Box::new(config.clone())) };
+        let opened = Record::Opened {
+            conductor_epoch: epoch,
+            pod: pod.to_owned(),
+            time_ms: now_ms,
+            config: first.then(|| Box::new(config.clone())),
+        };
         conductor.emit(&mut out, opened)?;
         conductor.take_manifest(&mut out, config)?;
         out.commands.push(Command::ListFolders);

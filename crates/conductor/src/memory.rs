@@ -129,6 +129,8 @@ pub(crate) struct Memory {
     pub workers: BTreeMap<String, WorkerSeen>,
     pub engines: BTreeMap<String, EngineSeen>,
     pub trainer_heard_ms: Option<u64>,
+    /// What it waits for on the volume.
+    pub trainer_waits: Option<String>,
     pub parked_next: Option<ParkedNext>,
     /// An attempt that has saved because it is about to be ended, and until when it waits for that.
     pub held: Option<(u64, u64)>,
@@ -158,6 +160,7 @@ impl Memory {
             workers: BTreeMap::new(),
             engines: BTreeMap::new(),
             trainer_heard_ms: None,
+            trainer_waits: None,
             parked_next: None,
             held: None,
             verifying: None,

@@ -145,6 +145,9 @@ impl Conductor {
         {
             all.push((format!("reading tiles: {problem}"), "storage", verifying.again_ms));
         }
+        if let Some(problem) = &memory.trainer_waits {
+            all.push((format!("the trainer, {problem}"), "storage", None));
+        }
         if run.settings.paused {
             all.push(("the run to be resumed: it is suspended".to_owned(), "user", None));
         }

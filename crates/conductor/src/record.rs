@@ -61,6 +61,8 @@ pub enum Record {
     Opened {
         /// Its epoch.
         conductor_epoch: u64,
+        /// Uid of its pod.
+        pod: String,
         /// When.
         time_ms: u64,
         /// Present in the first record of a run and nowhere else.

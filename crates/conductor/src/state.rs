@@ -221,6 +221,10 @@ pub struct Run {
 pub struct State {
     /// The last conductor that took over.
     pub conductor_epoch: u64,
+    /// Uid of its pod.
+    pub conductor_pod: String,
+    /// Pods that another took over from. They are being deleted, or on a node that is lost: none of them may come back.
+    pub replaced_pods: BTreeSet<String>,
     /// The run, once its first record is written.
     pub run: Option<Run>,
     /// The data source.
@@ -310,11 +314,15 @@ impl State {
         let name = record.name();
         let bad = |what: String| Error::Inconsistent { record: name, what };
         match record {
-            Record::Opened { conductor_epoch, time_ms, config } => {
+            Record::Opened { conductor_epoch, pod, time_ms, config } => {
                 if *conductor_epoch <= self.conductor_epoch {
                     return Err(bad(format!("epoch {conductor_epoch} after {}", self.conductor_epoch)));
                 }
                 self.conductor_epoch = *conductor_epoch;
+                let before = std::mem::replace(&mut self.conductor_pod, pod.clone());
+                if !before.is_empty() && before != *pod {
+                    self.replaced_pods.insert(before);
+                }
                 match (config, &self.run) {
                     (Some(config), None) => {
                         let settings = SettingsHeld {

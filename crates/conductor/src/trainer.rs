@@ -80,6 +80,7 @@ impl Conductor {
             self.emit(out, claimed)?;
             self.turn_predecessor_away(out);
             out.commands.push(Command::ListFolders);
+            self.memory.trainer_waits = None;
         }
         self.memory.trainer_heard_ms = Some(now);
         if let (Some(trainer), Some(run)) = (&self.state.trainer, &self.state.run) {
@@ -159,6 +160,7 @@ impl Conductor {
         }
         let Some(trainer) = &self.state.trainer else { return Ok(()) };
         self.memory.trainer_heard_ms = Some(now);
+        self.memory.trainer_waits.clone_from(&request.waiting_for);
         let (done, ordered) = (trainer.done, trainer.done + u64::from(trainer.order.is_some()));
         if request.done > ordered {
             return self.refuse_diverged(reply, request.trainer_epoch, request.done, out);
@@ -225,6 +227,7 @@ impl Conductor {
         }
         let Some(trainer) = &self.state.trainer else { return Ok(()) };
         self.memory.trainer_heard_ms = Some(now);
+        self.memory.trainer_waits = None;
         if seq <= trainer.done {
             // Journaled before; the reply was lost.
             out.commands.push(self.reported(reply));

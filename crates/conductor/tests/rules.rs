@@ -18,7 +18,7 @@ fn quiet(asynchronous: bool, warm: bool) -> World {
 }
 
 fn next(world: &mut World, epoch: u64, done: u64) -> Reply {
-    let poll = NextRequest { run: "uid".to_owned(), trainer_epoch: epoch, done, wait_ms: 0 };
+    let poll = NextRequest { run: "uid".to_owned(), trainer_epoch: epoch, done, wait_ms: 0, waiting_for: None };
     world.now(|reply| Event::Next(reply, poll)).1.expect("a poll without patience is answered")
 }
 
@@ -585,7 +585,7 @@ fn a_field_that_may_not_change_is_refused_by_name_and_nothing_changes() {
     world.hush();
     let mut other = world.config.clone();
     other.frozen.sampling.temperature = 0.5;
-    let refused = Conductor::open(world.state().clone(), 99, other.clone(), world.now).err();
+    let refused = Conductor::open(world.state().clone(), 99, "pod", other.clone(), world.now).err();
     assert!(matches!(&refused, Some(Error::Changed { field, .. }) if field == "sampling.temperature"), "{refused:?}");
     let before = world.journal.len();
     let answer = settings(&mut world, 5, |asked| asked.config = Ok(Box::new(other)));
@@ -643,4 +643,22 @@ fn folders_of_superseded_epochs_go_and_those_of_the_living_stay() {
         .collect();
     assert_eq!(deleted, [format!("tiles/step-000001-e{}", epoch - 1), format!("weights/v000099-e{}", epoch - 1)]);
     assert!(!deleted.contains(&kept) && !deleted.contains(&weights));
+}
+
+#[test]
+fn a_pod_that_another_took_over_from_is_remembered_so_that_it_never_comes_back() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    world.hush();
+    let replaced = |state: &conductor::State| state.replaced_pods.iter().cloned().collect::<Vec<_>>();
+    let mut state = world.state().clone();
+    let mut follow = |epoch, pod: &str| {
+        let (conductor, _) = Conductor::open(state.clone(), epoch, pod, world.config.clone(), world.now).unwrap();
+        state = conductor.state().clone();
+        replaced(&state)
+    };
+    assert!(follow(100, "pod").is_empty(), "a container that is started again in its pod replaces nobody");
+    assert_eq!(follow(101, "successor"), ["pod"]);
+    assert_eq!(follow(102, "successor"), ["pod"]);
+    assert_eq!(follow(103, "third"), ["pod", "successor"]);
 }

@@ -15,6 +15,8 @@ pub struct MissingVariable {
 pub struct Identity {
     /// Pod name.
     pub pod: String,
+    /// Uid of the pod: a successor of the same name has another.
+    pub uid: String,
     /// Node name.
     pub node: String,
     /// Address to listen on.
@@ -24,13 +26,14 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads `POD_NAME`, `NODE_NAME`, `POD_IP`, `THRESH_VOLUME`.
+    /// Reads `POD_NAME`, `POD_UID`, `NODE_NAME`, `POD_IP`, `THRESH_VOLUME`.
     ///
     /// # Errors
     /// Names the first variable that is missing.
     pub fn from_env() -> Result<Self, MissingVariable> {
         Ok(Self {
             pod: variable("POD_NAME", "the pod's name")?,
+            uid: variable("POD_UID", "the pod's uid")?,
             node: variable("NODE_NAME", "the node's name")?,
             address: variable("POD_IP", "the pod's address")?,
             volume: variable("THRESH_VOLUME", "the folder the volume is mounted at")?.into(),

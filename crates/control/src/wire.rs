@@ -493,6 +493,9 @@ pub struct NextRequest {
     pub done: u64,
     /// Longest time the reply may be held back.
     pub wait_ms: u64,
+    /// What the order at hand waits for on the volume, for people.
+    #[serde(default)]
+    pub waiting_for: Option<String>,
 }
 
 /// The next thing to do.

@@ -220,7 +220,7 @@ pub fn report(progress: &Progress) -> Report {
         inflight: progress.queue.leased,
         tokens_per_second: progress.last_step.as_ref().map(|step| step.tokens_per_second),
         reward_mean: progress.last_step.as_ref().map(|step| step.reward),
-        waiting_for: progress.waits.first().map(|wait| format!("{} ({})", wait.what, wait.owner)),
+        storage: progress.waits.iter().find(|wait| wait.owner == "storage").map(|wait| wait.what.clone()),
     }
 }
 

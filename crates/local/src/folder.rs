@@ -9,7 +9,10 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::error::{At, Error, Result};
+use crate::{
+    error::{At, Error, Result},
+    full_disk,
+};
 
 /// An open state folder. One process holds it at a time; the lock goes with the process, however it ends.
 #[derive(Debug)]
@@ -107,11 +110,20 @@ impl Folder {
     }
 }
 
-/// Replaces a file in one step: a reader, and a crash, meet the old content or the new, never a part.
+/// Replaces a file in one step: a reader, and a crash, meet the old content or the new, never a part. A full disk is waited
+/// for.
 ///
 /// # Errors
 /// [`Error::File`].
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    full_disk::wait_for_room(|| try_replace(path, content))
+}
+
+/// [`replace`] for what may as well not be written: it does not wait.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn try_replace(path: &Path, content: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -128,9 +140,19 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
 /// # Errors
 /// [`Error::File`].
 pub fn replace_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let text = serde_json::to_vec_pretty(value)
-        .map_err(|source| Error::Damaged { path: path.into(), reason: source.to_string() })?;
-    replace(path, &text)
+    replace(path, &pretty(path, value)?)
+}
+
+/// [`try_replace`] with pretty JSON.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn try_replace_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    try_replace(path, &pretty(path, value)?)
+}
+
+fn pretty<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(value).map_err(|source| Error::Damaged { path: path.into(), reason: source.to_string() })
 }
 
 /// Reads JSON; `None` when there is no such file.

@@ -25,6 +25,7 @@ mod error;
 pub mod event;
 pub mod fault;
 pub mod folder;
+pub mod full_disk;
 pub mod hosts;
 pub mod last_words;
 pub mod leftovers;

@@ -192,7 +192,7 @@ impl Record {
         let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut alive);
         // The mark in the environment finds what this record misses, so a failure here loses nothing.
-        if let Err(error) = folder::replace_json(&self.path, &*alive) {
+        if let Err(error) = folder::try_replace_json(&self.path, &*alive) {
             tracing::warn!(%error, "the list of processes was not written");
         }
     }

@@ -20,6 +20,7 @@ use crate::{
     event::{Event, signal_name},
     fault::Fault,
     folder::{self, Folder},
+    full_disk,
     manifest_watch::ManifestWatch,
     mount::Claims,
     node::{Node, Notice, Options},
@@ -134,6 +135,7 @@ impl Run {
         updates: mpsc::UnboundedSender<Update>,
     ) -> Result<Self> {
         let Setup { checked, volumes, binaries, nodes, settings, env } = setup;
+        full_disk::tell(&updates);
         let claims = Claims::new(volumes.given.clone(), volumes.seeds.clone())?;
         let folder = Folder::open(&volumes.state)?;
         let before = folder::read_json::<StatusFile>(&folder.status()).ok().flatten();
@@ -486,7 +488,17 @@ impl Run {
             curve: self.before.as_ref().and_then(|old| old.curve.clone()),
             closing: self.before.as_ref().and_then(|old| old.closing.clone()),
         };
-        folder::replace_json(&self.node.folder().status(), &file)
+        // It only tells how things are; the last word alone is worth waiting for.
+        let path = self.node.folder().status();
+        match finish {
+            Some(_) => folder::replace_json(&path, &file),
+            None => {
+                if let Err(error) = folder::try_replace_json(&path, &file) {
+                    tracing::debug!(%error, "no status file");
+                }
+                Ok(())
+            }
+        }
     }
 
     /// The last lines of the pod that ended the last attempt.

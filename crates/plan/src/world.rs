@@ -113,8 +113,8 @@ pub struct Report {
     pub tokens_per_second: Option<f64>,
     /// Of the last step.
     pub reward_mean: Option<f64>,
-    /// The first thing the run waits for, for people.
-    pub waiting_for: Option<String>,
+    /// What the run waits for on its volume (full, away): it waits as long as that takes, and nobody is to blame.
+    pub storage: Option<String>,
 }
 
 /// A consistent list (not from a cache) of this run's trainer objects.

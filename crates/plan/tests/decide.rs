@@ -647,7 +647,6 @@ fn a_run_that_advances_writes_status_no_more_often_than_the_interval() {
         sim.report.step = n;
         sim.report.weight_version = n;
         sim.report.min_weight_version = Some(n);
-        sim.report.waiting_for = Some(format!("{n} groups"));
         sim.report.inflight = n;
         sim.pass();
         sim.advance_ms(1_000);
@@ -695,4 +694,28 @@ fn effects_of_edits_agree_with_the_hash_that_decides_them() {
         edits(&base, &new).iter().map(|e| (e.path.as_str(), e.effect)).collect::<Vec<_>>(),
         [("spec.sampling.temperature", Effect::Refused)]
     );
+}
+
+#[test]
+fn a_volume_that_takes_nothing_costs_no_attempt_and_is_named() {
+    let mut sim = Sim::new();
+    sim.job.spec.trainer.progress_deadline_seconds = 60;
+    sim.run();
+    sim.report.storage = Some("the trainer, writing tiles: no space left".into());
+    sim.run_for_ms(3_600_000);
+    assert_eq!(sim.condition(cond::PROGRESSING), ("False", "WaitingForStorage"));
+    assert_eq!(
+        (sim.status().attempts, sim.status().counters.failures),
+        (1, 0),
+        "an hour without progress is nobody's fault"
+    );
+    // Should the trainer end all the same, its successor waits for the volume.
+    sim.exit_pod(0, 1);
+    sim.run_for_ms(600_000);
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "WaitingForStorage"));
+    assert_eq!(sim.status().attempts, 1);
+    sim.report.storage = None;
+    sim.run_for_ms(5_000);
+    assert_eq!(sim.status().attempts, 2);
+    assert_eq!(sim.status().phase, Phase::Running);
 }

@@ -27,7 +27,7 @@ impl Trainer {
         let started = Instant::now();
         self.check_order(order)?;
         let dp_rank = self.groups.dp.rank();
-        let batch = Batch::open(&self.store, order, dp_rank)?;
+        let batch = self.volume.takes("reading a batch", || Batch::open(&self.store, order, dp_rank))?;
         let mut updates: Vec<Vec<Packed>> = Vec::with_capacity(order.updates.len());
         for update in &order.updates {
             updates.push(update.micro_batches[dp_rank].iter().map(|m| batch.pack(m)).collect::<Result<_, _>>()?);

@@ -33,6 +33,7 @@ mod rescore;
 mod run;
 mod sums;
 mod trainer;
+mod volume;
 
 pub use error::Error;
 pub use failure::{Failure, describe};

@@ -13,6 +13,7 @@ use control::wire::{ClaimReply, ClaimRequest, NextRequest, RefusalKind, Report, 
 use tokio::runtime::Handle;
 
 use crate::error::Error;
+use crate::volume::Waiting;
 
 /// Longest time the conductor may hold a poll back. Also how long the other ranks wait in one collective while there is
 /// nothing to do, and how late a SIGTERM is seen.
@@ -71,16 +72,21 @@ struct Pulse {
     busy: AtomicBool,
     done: AtomicU64,
     superseded: Mutex<Option<String>>,
+    waiting_for: Waiting,
 }
 
 impl Link {
-    /// Claims the run's trainer role.
+    /// Claims the run's trainer role. What is waited for on the volume is told with the pulse.
     ///
     /// # Errors
     /// [`Error::Superseded`], [`Error::Refused`], [`Error::Unreachable`].
-    pub fn claim(config: LinkConfig, request: &ClaimRequest) -> Result<(Self, ClaimReply), Error> {
+    pub fn claim(
+        config: LinkConfig,
+        request: &ClaimRequest,
+        waiting_for: Waiting,
+    ) -> Result<(Self, ClaimReply), Error> {
         let reply = waiting(&config, "claim", || config.client.claim(request))?;
-        let pulse = Arc::new(Pulse::default());
+        let pulse = Arc::new(Pulse { waiting_for, ..Pulse::default() });
         let beat = Duration::from_millis((reply.heartbeat_timeout_ms / 4).max(50));
         let task = config.runtime.spawn(beating(
             pulse.clone(),
@@ -107,8 +113,13 @@ impl Link {
     /// # Errors
     /// [`Error::Superseded`], [`Error::Refused`], [`Error::Unreachable`]; [`Error::Order`] for a number out of turn.
     pub fn next(&mut self, done: u64) -> Result<(Option<Work>, Option<String>), Error> {
-        let request =
-            NextRequest { run: self.run.clone(), trainer_epoch: self.trainer_epoch, done, wait_ms: self.poll_ms };
+        let request = NextRequest {
+            run: self.run.clone(),
+            trainer_epoch: self.trainer_epoch,
+            done,
+            wait_ms: self.poll_ms,
+            waiting_for: None,
+        };
         let error = match self.config.runtime.block_on(self.config.client.next(&request)) {
             Ok(reply) => {
                 if let Some(away) = self.away.take() {
@@ -206,7 +217,8 @@ async fn beating(
             continue;
         }
         let done = pulse.done.load(Ordering::Acquire);
-        let beat = NextRequest { run: run.clone(), trainer_epoch, done, wait_ms: 0 };
+        let waiting_for = pulse.waiting_for.now();
+        let beat = NextRequest { run: run.clone(), trainer_epoch, done, wait_ms: 0, waiting_for };
         match client.next(&beat).await {
             Ok(_) => {}
             Err(e) if e.refusal() == Some(RefusalKind::Fenced) => {

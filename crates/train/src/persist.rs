@@ -32,7 +32,7 @@ impl Trainer {
 
     /// Weights, optimizer and phase of a commit, whatever layout saved it.
     pub(crate) fn load_commit(&mut self, commit: &CommitRef) -> Result<(), Error> {
-        let folder = self.run_dir.join(&commit.folder);
+        let folder = self.volume.run_dir.join(&commit.folder);
         let meta = checkpoint::load(
             &folder,
             Some(&commit.index_digest),
@@ -79,7 +79,7 @@ impl Trainer {
         };
         let saved = checkpoint::save(
             &FaultyDisk::new(&self.faults, Point::TilesHalf),
-            &self.run_dir.join(folder),
+            &self.volume.run_dir.join(folder),
             &self.groups,
             &*self.backend,
             self.model.params(),
@@ -93,7 +93,7 @@ impl Trainer {
 
     /// A model folder for the engines, in the type the trainer computes in, so that both hold the same bits.
     pub(crate) fn publish(&mut self, folder: &str, score: Option<&ScoreSet>) -> Result<Report, Error> {
-        let folder = self.run_dir.join(folder);
+        let folder = self.volume.run_dir.join(folder);
         let weights_digest = self.weights_digest()?.to_owned();
         let scores = score.map(|set| self.score_set(set)).transpose()?;
         self.write_folder(&folder)?;
@@ -107,7 +107,7 @@ impl Trainer {
     /// The final model folder. Its name is the run's, not an attempt's, so one that an earlier attempt left is kept if it
     /// holds these very weights, and replaced if not.
     pub(crate) fn export(&mut self, folder: &str) -> Result<Report, Error> {
-        let folder = self.run_dir.join(folder);
+        let folder = self.volume.run_dir.join(folder);
         let weights_digest = self.weights_digest()?.to_owned();
         let fresh = beside(&folder, &format!("e{}", self.trainer_epoch));
         self.remove(&fresh)?;
@@ -133,10 +133,10 @@ impl Trainer {
     /// Writes the weights the RL phase begins with to where a later attempt finds them ([`crate::reference`]).
     pub(crate) fn keep_reference(&mut self) -> Result<(), Error> {
         let digest = self.weights_digest()?.to_owned();
-        let folder = reference_folder(&self.run_dir, &digest);
+        let folder = reference_folder(&self.volume.run_dir, &digest);
         let fresh = beside(&folder, &format!("e{}", self.trainer_epoch));
         self.on_rank_0(|| {
-            let all = self.run_dir.join(REFERENCE);
+            let all = self.volume.run_dir.join(REFERENCE);
             std::fs::create_dir_all(&all).map_err(Error::io(&all))
         })?;
         self.remove(&fresh)?;
@@ -166,7 +166,7 @@ impl Trainer {
             Some(Origin::ModelFolder) => load_folder(self, &self.model_dir, model),
             Some(Origin::Random { seed }) => Ok(model.init_random(*seed)?),
             Some(Origin::Kept { digest }) => {
-                let folder = reference_folder(&self.run_dir, digest);
+                let folder = reference_folder(&self.volume.run_dir, digest);
                 load_folder(self, &folder, model)?;
                 let got = digest_of(self, model)?;
                 if got == *digest {
@@ -198,12 +198,16 @@ impl Trainer {
         self.on_rank_0(|| remove_folder(folder))
     }
 
-    /// Rank 0 does it, the others wait for it.
+    /// Rank 0 does it, the others wait for it, and fail if it does.
     fn on_rank_0(&self, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        if self.groups.world.rank() == 0 {
-            act()?;
+        let done = if self.groups.world.rank() == 0 { act() } else { Ok(()) };
+        let problem = done.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let problem = self.groups.world.broadcast_bytes(problem.into_bytes(), 0)?;
+        done?;
+        if problem.is_empty() {
+            return Ok(());
         }
-        Ok(self.groups.world.barrier()?)
+        Err(checkpoint::Error::Rank { rank: 0, what: String::from_utf8_lossy(&problem).into_owned() }.into())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use comm::Group;
 use control::wire::{ClaimReply, ClaimRequest, Layout, Order, Phase, Report, Work};
@@ -20,6 +20,7 @@ use crate::failure::{Failure, describe};
 use crate::faults::{Faults, Moment, Point};
 use crate::link::{Link, LinkConfig};
 use crate::trainer::Trainer;
+use crate::volume::{Volume, Waiting};
 
 /// What a rank is made of.
 pub struct RankConfig {
@@ -94,7 +95,8 @@ pub fn run(
     }
     let RankConfig { world, layout, backend, volume, attempt, faults, stop } = config;
     let groups = groups(world, layout).map_err(|error| Failure::early(rank, error))?;
-    let mut state = Loop { groups, backend, volume, attempt, faults, stop, link: None, during: None };
+    let mut state =
+        Loop { groups, backend, volume, attempt, faults, stop, waiting: Waiting::default(), link: None, during: None };
     let result = state.go(claimant, observer);
     result.map_err(|error| {
         // What the pulse learnt is the cause; the broken collective is its consequence.
@@ -116,6 +118,7 @@ struct Loop {
     attempt: u64,
     faults: Faults,
     stop: Arc<AtomicBool>,
+    waiting: Waiting,
     link: Option<Link>,
     during: Option<String>,
 }
@@ -124,7 +127,7 @@ impl Loop {
     fn go(&mut self, claimant: Option<Claimant>, observer: &mut dyn FnMut(Event<'_>)) -> Result<Ended, Error> {
         let claim = match claimant {
             Some(Claimant { link, request }) => {
-                let (link, reply) = Link::claim(link, &request)?;
+                let (link, reply) = Link::claim(link, &request, self.waiting.clone())?;
                 self.link = Some(link);
                 Some(reply)
             }
@@ -143,7 +146,13 @@ impl Loop {
         let mut trainer = {
             // Loading may take longer than the conductor's patience with a silent trainer.
             let _busy = self.link.as_ref().map(|link| link.busy(0));
-            Trainer::start(self.groups.clone(), self.backend.clone(), &self.volume, self.faults.clone(), claim)?
+            let volume = Volume {
+                world: self.groups.world.clone(),
+                run_dir: self.volume.join(&claim.config.run_dir),
+                stop: self.stop.clone(),
+                waiting: self.waiting.clone(),
+            };
+            Trainer::start(self.groups.clone(), self.backend.clone(), &self.volume, volume, self.faults.clone(), claim)?
         };
         observer(Event::Loaded { weights_digest: trainer.weights_digest()? });
         self.faults.at(Point::Loaded)?;
@@ -151,7 +160,7 @@ impl Loop {
         let mut done = 0;
         loop {
             self.during = None;
-            if self.asked_to_end()? {
+            if trainer.volume.asked_to_end()? {
                 return Err(Error::Terminated);
             }
             let Some(work) = self.next(done, observer)? else { continue };
@@ -182,11 +191,6 @@ impl Loop {
                 return Ok(ended);
             }
         }
-    }
-
-    fn asked_to_end(&self) -> Result<bool, Error> {
-        let mine = [u8::from(self.stop.load(Ordering::Acquire))];
-        Ok(self.groups.world.all_gather_bytes(&mine)?.iter().any(|flag| flag.first() == Some(&1)))
     }
 
     fn next(&mut self, done: u64, observer: &mut dyn FnMut(Event<'_>)) -> Result<Option<Work>, Error> {

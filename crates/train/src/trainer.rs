@@ -13,6 +13,7 @@ use tensor::Backend;
 use crate::error::Error;
 use crate::faults::{Faults, Moment};
 use crate::reference::Origin;
+use crate::volume::Volume;
 
 /// One rank of an attempt: weights, gradients, optimizer, and where it stands.
 pub struct Trainer {
@@ -22,8 +23,7 @@ pub struct Trainer {
     pub(crate) trainer_epoch: u64,
     /// Folder of the model.
     pub(crate) model_dir: PathBuf,
-    /// Folder of the run.
-    pub(crate) run_dir: PathBuf,
+    pub(crate) volume: Volume,
     pub(crate) store: Store,
     pub(crate) model: Model,
     pub(crate) grads: GradStore,
@@ -46,7 +46,8 @@ impl Trainer {
     pub(crate) fn start(
         groups: Groups,
         backend: Arc<dyn Backend>,
-        volume: &Path,
+        root: &Path,
+        volume: Volume,
         faults: Faults,
         claim: ClaimReply,
     ) -> Result<Self, Error> {
@@ -54,8 +55,8 @@ impl Trainer {
         config.loss.validate()?;
         config.optimizer.validate()?;
         config.warm_optimizer.iter().try_for_each(OptimizerConfig::validate)?;
-        let (model_dir, run_dir) = (volume.join(&config.model_dir), volume.join(&config.run_dir));
-        let store = Store::open(RealFs::new(), run_dir.join("packs"))?;
+        let model_dir = root.join(&config.model_dir);
+        let store = Store::open(RealFs::new(), volume.run_dir.join("packs"))?;
         let model = build_model(&backend, &groups, &model_dir, config.recompute)?;
         let grads = model.new_grads()?;
         // Whether the warm start is over is for the commit to say; without one, a run that has a warm start begins with it.
@@ -67,7 +68,7 @@ impl Trainer {
             config,
             trainer_epoch,
             model_dir,
-            run_dir,
+            volume,
             store,
             model,
             grads,
@@ -109,13 +110,20 @@ impl Trainer {
     pub(crate) fn obey(&mut self, order: &Order) -> Result<Report, Error> {
         match order {
             Order::Train(order) => Ok(Report::Trained(Box::new(self.learn(order)?))),
-            Order::Save { step, folder, .. } => self.save(*step, folder),
-            Order::Publish { folder, score, .. } => self.publish(folder, score.as_ref()),
+            Order::Save { step, folder, .. } => self.on_volume("writing tiles", |trainer| trainer.save(*step, folder)),
+            Order::Publish { folder, score, .. } => {
+                self.on_volume("writing weights", |trainer| trainer.publish(folder, score.as_ref()))
+            }
             Order::BeginRl => self.begin_rl(),
-            Order::Export { folder } => self.export(folder),
+            Order::Export { folder } => self.on_volume("writing the final model", |trainer| trainer.export(folder)),
             Order::Stop { .. } => Ok(Report::Stopping),
             Order::Finish => Ok(Report::Finished),
         }
+    }
+
+    /// See [`Volume::takes`].
+    fn on_volume<T>(&mut self, what: &str, mut act: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        self.volume.clone().takes(what, || act(self))
     }
 
     /// Tells the fault hooks what is being done.
@@ -142,7 +150,7 @@ impl Trainer {
             }
             return Ok(Report::RlBegun);
         }
-        self.keep_reference()?;
+        self.on_volume("writing the reference weights", Self::keep_reference)?;
         self.phase = Phase::Rl;
         self.optimizer = new_optimizer(&self.backend, &self.groups, &self.model, &self.config, self.phase)?;
         self.load_reference()?;

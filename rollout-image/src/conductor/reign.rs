@@ -69,7 +69,17 @@ impl Throne {
             let ended = claimed.and_then(|(journal, recovered)| Reign::begin(self, journal, recovered)?.run());
             self.inbox.set_epoch(0);
             self.inbox.forget_all();
-            match ended? {
+            let ended = match ended {
+                // A volume that is full or away while a reign begins is waited for like any other.
+                Err(error) if is_of_the_volume(&error) => {
+                    tracing::warn!("waiting for the volume: {error:#}");
+                    self.health.not_ready(format!("waiting for the volume: {error:#}"));
+                    std::thread::sleep(STORAGE_PAUSE);
+                    continue;
+                }
+                ended => ended?,
+            };
+            match ended {
                 Ended::Stopped => return Ok(()),
                 Ended::JournalLost(error) => {
                     tracing::error!(%error, "the journal failed; claiming it anew");
@@ -85,8 +95,18 @@ impl Throne {
         let folder = self.setup.run_dir.journal();
         let mut said = None;
         loop {
-            match Journal::claim(RealFs::new(), &folder, "conductor") {
-                Ok(claimed) => return Ok(claimed),
+            let fs = RealFs::new();
+            let claimed = straw::journal::owner(&*fs, &folder).and_then(|owner| match owner {
+                Some((epoch, other)) if other != self.setup.pod_uid && self.was_replaced()? => Ok(Err((epoch, other))),
+                _ => Journal::claim(fs, &folder, &self.setup.pod_uid).map(Ok),
+            });
+            match claimed {
+                Ok(Ok(claimed)) => return Ok(claimed),
+                Ok(Err((epoch, other))) => bail!(
+                    "this pod ({}) was replaced as conductor by pod {other} (epoch {epoch}) and must not take over again; \
+                     it is to be deleted, and its node looked at",
+                    self.setup.pod_uid
+                ),
                 Err(error) if error.is_retryable() => {
                     if said.is_none_or(|at: Instant| at.elapsed() > Duration::from_secs(10)) {
                         tracing::warn!(%error, "the journal cannot be claimed yet");
@@ -102,6 +122,25 @@ impl Throne {
             }
         }
     }
+
+    /// Whether another pod took over from this one. A container that is started again on a node that is lost would otherwise
+    /// take the run from its successor, and they would go on taking it from each other.
+    fn was_replaced(&self) -> straw::Result<bool> {
+        let (snapshot, txns) = straw::journal::read(&*RealFs::new(), self.setup.run_dir.journal())?;
+        let mut state = match snapshot.map(|bytes| conductor::Snapshot::decode(&bytes)) {
+            Some(Ok(snapshot)) => snapshot.state,
+            None => State::default(),
+            // Whoever claims says what is wrong with it.
+            Some(Err(_)) => return Ok(false),
+        };
+        for bytes in txns.iter().flatten() {
+            let Ok(record) = Record::decode(bytes) else { return Ok(false) };
+            if state.apply(&record).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(state.replaced_pods.contains(&self.setup.pod_uid))
+    }
 }
 
 /// Commands that change something outside this process that a successor would have to mend.
@@ -113,6 +152,12 @@ fn reaches_out(command: &Command) -> bool {
             | Command::DeleteFolder { .. }
             | Command::RemovePacks { .. }
     )
+}
+
+fn is_of_the_volume(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<straw::Error>().is_some_and(straw::Error::is_retryable) || cause.is::<std::io::Error>()
+    })
 }
 
 fn superseded(error: &straw::Error) -> anyhow::Error {
@@ -164,7 +209,8 @@ impl<'a> Reign<'a> {
             store,
             epoch,
         )?;
-        let (conductor, first) = Conductor::open(state, epoch, throne.setup.config.clone(), now_ms())?;
+        let (conductor, first) =
+            Conductor::open(state, epoch, &throne.setup.pod_uid, throne.setup.config.clone(), now_ms())?;
         tracing::info!(epoch, records, torn_bytes, "conductor reigns");
         let faults = Faults::from_env(epoch)?;
         let mut reign = Self {

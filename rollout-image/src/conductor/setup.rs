@@ -30,6 +30,8 @@ pub struct Setup {
     pub rows: Rows,
     /// The run's folder.
     pub run_dir: RunDir,
+    /// Uid of this pod.
+    pub pod_uid: String,
     /// The run's bearer token.
     pub token: String,
     /// The engines' bearer token.
@@ -42,7 +44,7 @@ impl Setup {
     /// Reads the job at `config`, then the volume.
     pub fn read(config: &Path) -> anyhow::Result<Self> {
         let identity = Identity::from_env()?;
-        let volume = identity.volume;
+        let (volume, pod_uid) = (identity.volume, identity.uid);
         let run = variable("THRESH_RUN_UID", "the run's uid")?;
         let token = variable("THRESH_TOKEN", "the run's bearer token")?;
         let optional = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -92,6 +94,7 @@ impl Setup {
             config,
             rows,
             run_dir: RunDir::new(&volume, &found.run_dir),
+            pod_uid,
             engine_token: optional("THRESH_ENGINE_TOKEN"),
             // Pools without a token of their own use the run's.
             worker_token: optional("THRESH_WORKER_TOKEN").unwrap_or_else(|| token.clone()),

@@ -125,6 +125,9 @@ async fn stop_by_hand(orders: mpsc::Sender<Command>) {
             _ = hangup.recv() => {}
         }
         let order = if asked { Command::Kill } else { Command::Suspend };
+        if asked {
+            local::full_disk::give_up();
+        }
         asked = true;
         if orders.send(order).await.is_err() {
             return;

@@ -70,25 +70,38 @@ impl LocalRun {
     ) -> Self {
         binaries();
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
-        copy_folder(&repository().join("examples/quickstart/volumes"), &folder.path().join("volumes"));
+        lay_out(folder.path(), manifest);
         let environment: Vec<_> = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let child = spawn(command, folder.path(), &arguments, &environment);
+        let child = spawn(thresh(), command, folder.path(), &arguments, &environment);
         Self { folder, child, command, environment, arguments }
+    }
+
+    /// Starts `thresh run` on `manifest` with its state folder on a disk of so many MiB, in a mount namespace of its own.
+    pub fn start_on_a_disk_of(manifest: &str, mib: u32) -> Self {
+        binaries();
+        let folder = tempfile::tempdir().unwrap();
+        lay_out(folder.path(), manifest);
+        fs::create_dir_all(folder.path().join("state")).unwrap();
+        let script = format!("mount -t tmpfs -o size={mib}m tmpfs \"$1\" && shift && exec \"$@\"");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-Urm", "sh", "-c", &script, "sh"]).arg(folder.path().join("state"));
+        unshare.arg(env!("CARGO_BIN_EXE_thresh"));
+        let child = spawn(unshare, "run", folder.path(), &[], &[]);
+        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new() }
     }
 
     /// Starts `thresh run` on `manifest` in a folder that a run has left.
     pub fn start_in(folder: tempfile::TempDir, manifest: &str) -> Self {
         fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
-        let child = spawn("run", folder.path(), &[], &[]);
+        let child = spawn(thresh(), "run", folder.path(), &[], &[]);
         Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new() }
     }
 
     /// Starts it again on the same state, after it ended.
     pub fn start_again(&mut self) {
         assert!(self.child.try_wait().unwrap().is_some(), "it still runs");
-        self.child = spawn(self.command, self.folder.path(), &self.arguments, &self.environment);
+        self.child = spawn(thresh(), self.command, self.folder.path(), &self.arguments, &self.environment);
     }
 
     /// Process id of `thresh run` itself.
@@ -227,9 +240,25 @@ pub fn signal(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-fn spawn(command: &str, folder: &Path, arguments: &[String], environment: &[(String, String)]) -> Child {
-    let file = |name: &str| fs::OpenOptions::new().create(true).append(true).open(folder.join(name)).unwrap();
+/// The quickstart's files, and the manifest.
+pub fn lay_out(folder: &Path, manifest: &str) {
+    fs::write(folder.join("rljob.yaml"), manifest).unwrap();
+    copy_folder(&repository().join("examples/quickstart/volumes"), &folder.join("volumes"));
+}
+
+fn thresh() -> Command {
     Command::new(env!("CARGO_BIN_EXE_thresh"))
+}
+
+fn spawn(
+    mut program: Command,
+    command: &str,
+    folder: &Path,
+    arguments: &[String],
+    environment: &[(String, String)],
+) -> Child {
+    let file = |name: &str| fs::OpenOptions::new().create(true).append(true).open(folder.join(name)).unwrap();
+    program
         .arg(command)
         .arg(folder.join("rljob.yaml"))
         .arg("--state")

@@ -4,7 +4,10 @@
 mod chaos;
 mod deaths;
 mod docs;
+mod driven_run;
 mod edits;
 mod export;
 mod local_run;
 mod reward;
+mod storage;
+mod zombies;

@@ -425,8 +425,8 @@ impl World {
         // A snapshot is as good as the records before it.
         let snapshot = conductor::Snapshot { state, audit: self.audit.clone(), steps_bytes: 0 };
         let state = conductor::Snapshot::decode(&snapshot.encode().unwrap()).unwrap().state;
-        let (conductor, step) =
-            Conductor::open(state, self.epochs, self.config.clone(), self.now).expect("a journal can be taken over");
+        let (conductor, step) = Conductor::open(state, self.epochs, "pod", self.config.clone(), self.now)
+            .expect("a journal can be taken over");
         self.conductor = Some(conductor);
         self.note(format!("conductor {}", self.epochs));
         self.commit(step);
@@ -791,7 +791,8 @@ impl World {
             self.obey(at, work, trainer_epoch);
             return;
         }
-        let request = NextRequest { run: "uid".to_owned(), trainer_epoch, done: trainer.done, wait_ms: 1_000 };
+        let request =
+            NextRequest { run: "uid".to_owned(), trainer_epoch, done: trainer.done, wait_ms: 1_000, waiting_for: None };
         let id = self.ask(|reply| Event::Next(reply, request));
         self.trainers[at].asked = Some(id);
     }

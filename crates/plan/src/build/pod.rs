@@ -64,6 +64,7 @@ pub(crate) fn node_rank() -> EnvVar {
 pub(crate) fn common_env() -> Vec<EnvVar> {
     vec![
         field("POD_NAME", "metadata.name"),
+        field("POD_UID", "metadata.uid"),
         field("POD_IP", "status.podIP"),
         field("NODE_NAME", "spec.nodeName"),
         var("THRESH_VOLUME", VOLUME),

@@ -184,7 +184,8 @@ impl Pass<'_> {
         if let (Some(ready), seconds @ 1..) = (&a.ready_time, t.progress_deadline_seconds) {
             let since = step_time.map_or(ready.0, |s| s.0.max(ready.0));
             let deadline = later(since, Duration::from_secs(seconds.into()));
-            if self.now >= deadline && self.report().is_some() {
+            // While the volume takes nothing there is no progress, and another attempt would make none either.
+            if self.now >= deadline && self.report().is_some_and(|report| report.storage.is_none()) {
                 self.end(Outcome::NoProgress, None, &format!("no finished step for {seconds} s"));
                 return true;
             }

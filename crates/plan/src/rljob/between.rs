@@ -54,6 +54,11 @@ impl Pass<'_> {
             self.poll();
             return false;
         };
+        if let Some(problem) = &report.storage {
+            self.wait("WaitingForStorage", problem.as_str());
+            self.poll();
+            return false;
+        }
         let wanted = serving.spec.replicas;
         let needed = needed(wanted, self.job.spec.serving.min_ready_percent);
         if report.engines_ready < needed {

@@ -187,6 +187,8 @@ impl Pass<'_> {
             (Truth::Unknown, "StatusUnreachable", "the conductor does not answer".to_owned())
         } else if self.s.attempt.as_ref().is_none_or(|a| a.ready_time.is_none()) {
             (Truth::False, "NotStarted", String::new())
+        } else if let Some(problem) = self.report().and_then(|report| report.storage.as_deref()) {
+            (Truth::False, "WaitingForStorage", problem.to_owned())
         } else if let Some(r) = self.report()
             && !r.trainer_live
         {
@@ -195,7 +197,18 @@ impl Pass<'_> {
             // Without what the run waits for: that changes from look to look, and each change would be a write.
             (Truth::True, "StepAdvanced", String::new())
         };
+        self.tell_of_storage(reason, &message);
         self.set(cond::PROGRESSING, truth, reason, message);
+    }
+
+    fn tell_of_storage(&mut self, reason: &str, message: &str) {
+        const WAITS: &str = "WaitingForStorage";
+        let waited = cond::get(&self.s.conditions, cond::PROGRESSING).is_some_and(|c| c.reason == WAITS);
+        if reason == WAITS && !waited {
+            self.event(true, WAITS, format!("{message}; the run goes on when the volume takes it"));
+        } else if reason == "StepAdvanced" && waited {
+            self.event(false, "StorageBack", "the volume takes what is written again");
+        }
     }
 
     fn up_to_date(&mut self) {

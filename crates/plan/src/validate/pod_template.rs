@@ -4,8 +4,8 @@ use api::{PodTemplate, Problem};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 
 /// Variables the operator sets: a template must not.
-const RESERVED: [&str; 8] =
-    ["NODE_RANK", "NNODES", "NPROC_PER_NODE", "POD_NAME", "POD_IP", "NODE_NAME", "RANK", "WORLD_SIZE"];
+const RESERVED: [&str; 9] =
+    ["NODE_RANK", "NNODES", "NPROC_PER_NODE", "POD_NAME", "POD_UID", "POD_IP", "NODE_NAME", "RANK", "WORLD_SIZE"];
 /// Prefixes of such variables.
 const RESERVED_PREFIXES: [&str; 2] = ["THRESH_", "MASTER_"];
 

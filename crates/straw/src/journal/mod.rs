@@ -30,6 +30,7 @@ mod writer;
 use std::path::Path;
 
 use crate::fs::Fs;
+use crate::limits::OWNER_BYTES_MAX;
 use crate::{Error, Result};
 
 pub use claim::Recovered;
@@ -47,6 +48,25 @@ pub fn read(fs: &dyn Fs, dir: impl AsRef<Path>) -> Result<(Option<Vec<u8>>, Vec<
     let open = fs.open_dir(dir).map_err(|e| Error::io("open", dir.display().to_string(), e))?;
     let history = read_history(&*open)?;
     Ok((history.snapshot.map(|(_, state)| state), history.txns))
+}
+
+/// The highest epoch that was claimed, and by whom; nothing when there is no journal. A claim that is being written may have
+/// no name yet.
+///
+/// # Errors
+/// [`crate::Error::Io`].
+pub fn owner(fs: &dyn Fs, dir: impl AsRef<Path>) -> Result<Option<(u64, String)>> {
+    let path = dir.as_ref().display().to_string();
+    let open = match fs.open_dir(dir.as_ref()) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        open => open.map_err(|e| Error::io("open", path, e))?,
+    };
+    let claims = recovery::list(&*open)?.into_iter().filter(|name| matches!(name, Name::Claim { .. }));
+    let Some(newest) = claims.max_by_key(|name| name.epoch()) else { return Ok(None) };
+    let name = newest.text();
+    let file = open.open(&name).map_err(|e| Error::io("open", &name, e))?;
+    let bytes = file.read_at(0, OWNER_BYTES_MAX).map_err(|e| Error::io("read", &name, e))?;
+    Ok(Some((newest.epoch(), String::from_utf8_lossy(&bytes).into_owned())))
 }
 
 /// Sequence number of a transaction: 1 for the first in the journal's life, rising by 1.
