@@ -10,6 +10,7 @@ mod commands;
 mod display;
 mod find_run;
 mod reward_svg;
+mod soundness;
 mod view;
 
 use std::process::ExitCode;

@@ -3,27 +3,26 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use conductor::check::{self, Report};
-use straw::{Inspection, RealFs};
+use conductor::check::Report;
+
+use crate::soundness::Soundness;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Verdict {
     /// The journal, by its rules.
     pub rules: Report,
-    /// Every acknowledged byte, by its sums.
-    pub store: Inspection,
+    /// What is damaged or broken, a line each.
+    broken: Vec<String>,
 }
 
 impl Verdict {
     /// Reads all of it.
     pub fn of(run_dir: &Path) -> Result<Self> {
-        let fs = RealFs::new();
-        let store = straw::verify(&*fs, run_dir).with_context(|| run_dir.display().to_string())?;
-        let (snapshot, txns) = straw::journal::read(&*fs, run_dir.join("journal"))?;
-        let rules = check::journal(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice))
-            .with_context(|| format!("{}: a record cannot be understood", run_dir.join("journal").display()))?;
-        Ok(Self { rules, store })
+        let found = Soundness::of(run_dir)?;
+        let broken = found.complaints();
+        let rules = found.rules.with_context(|| format!("{}: no journal\n{}", run_dir.display(), broken.join("\n")))?;
+        Ok(Self { rules, broken })
     }
 
     /// Nothing lost, nothing doubled, no rule broken, no byte damaged, and the run at its end.
@@ -33,11 +32,8 @@ impl Verdict {
 
     /// What is wrong, a line each.
     pub fn complaints(&self) -> Vec<String> {
-        let broken = self.rules.violations.iter().map(|rule| format!("broken   {rule}"));
-        let damage = self.store.errors.iter();
-        let damage = damage.map(|one| format!("damage   {} at byte {}: {}", one.file, one.offset, one.what));
         let end = (!self.rules.finished).then(|| "the journal does not say that the run is finished".to_owned());
-        broken.chain(damage).chain(end).collect()
+        self.broken.iter().cloned().chain(end).collect()
     }
 
     /// The last line.

@@ -1,17 +1,22 @@
 //! `thresh straw inspect` and `thresh straw verify`
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use local::{folder, status_file::StatusFile};
 use serde_json::json;
-use straw::{Inspection, RealFs, inspect, verify};
+use straw::{Inspection, RealFs, inspect};
 
 use crate::{
     FAILED,
     args::{Output, Straw, StrawFolder},
     display::say,
+    soundness::Soundness,
 };
+
+const NOT_SOUND: &str = "not sound\n  \
+    fix: restore the files named above from a copy; if only tiles or weights are damaged, an earlier commit may be whole\n  \
+    (`thresh hf export` checks what it reads), and `thresh straw inspect` shows what is there";
 
 /// Describes or checks a store.
 pub fn straw(command: Straw) -> Result<u8> {
@@ -22,11 +27,8 @@ pub fn straw(command: Straw) -> Result<u8> {
             show(&args, &found, None)
         }
         Straw::Verify(args) => {
-            let folder = store_of(&args)?;
-            let fs = RealFs::new();
-            let found = verify(&*fs, &folder).with_context(|| folder.display().to_string())?;
-            let rules = found.journal.is_some().then(|| rules_of(&folder)).transpose()?;
-            show(&args, &found, rules)
+            let found = Soundness::of(&store_of(&args)?)?;
+            show(&args, &found.store, Some(&found))
         }
     }
 }
@@ -44,20 +46,13 @@ fn store_of(args: &StrawFolder) -> Result<PathBuf> {
     }
 }
 
-/// Reads the whole journal and checks that everything in it happened once.
-fn rules_of(folder: &Path) -> Result<conductor::check::Report> {
-    let inside = folder.join("journal");
-    let journal = if inside.is_dir() { inside } else { folder.to_owned() };
-    let (snapshot, txns) = straw::journal::read(&*RealFs::new(), &journal)?;
-    let records = txns.iter().flatten().map(Vec::as_slice);
-    conductor::check::journal(snapshot.as_deref(), records)
-        .with_context(|| format!("{}: a record cannot be understood", journal.display()))
-}
-
-fn show(args: &StrawFolder, found: &Inspection, rules: Option<conductor::check::Report>) -> Result<u8> {
-    let sound = found.errors.is_empty() && rules.as_ref().is_none_or(conductor::check::Report::is_sound);
+/// Shows what was found; `verified` where it was also checked.
+fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>) -> Result<u8> {
+    let sound = verified.map_or(found.errors.is_empty(), Soundness::is_sound);
+    let rules = verified.and_then(|verified| verified.rules.as_ref());
     if args.output == Output::Json {
-        say(&json!({"sound": sound, "store": found, "rules": rules}).to_string());
+        let named = verified.map(|verified| verified.named);
+        say(&json!({"sound": sound, "store": found, "rules": rules, "named": named}).to_string());
         return Ok(if sound { 0 } else { FAILED });
     }
     for pack in &found.packs {
@@ -101,13 +96,20 @@ fn show(args: &StrawFolder, found: &Inspection, rules: Option<conductor::check::
             rules.doubled,
             rules.lost,
         ));
-        for violation in &rules.violations {
-            say(&format!("broken   {violation}"));
-        }
     }
-    for damage in &found.errors {
-        say(&format!("damage   {} at byte {}: {}", damage.file, damage.offset, damage.what));
+    if let Some(Soundness { named, rules: Some(_), .. }) = verified {
+        say(&format!(
+            "named    {} records, {} commits and {} folder of weights that the journal names were read and are whole",
+            named.records, named.commits, named.weights,
+        ));
     }
-    say(if sound { "sound" } else { "not sound" });
+    match verified {
+        Some(verified) => verified.complaints().iter().for_each(|complaint| say(complaint)),
+        None => found
+            .errors
+            .iter()
+            .for_each(|one| say(&format!("damage   {} at byte {}: {}", one.file, one.offset, one.what))),
+    }
+    say(if sound { "sound" } else { NOT_SOUND });
     Ok(if sound { 0 } else { FAILED })
 }

@@ -9,5 +9,6 @@ mod edits;
 mod export;
 mod local_run;
 mod reward;
+mod soundness;
 mod storage;
 mod zombies;
