@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use comm::Abort;
@@ -15,7 +14,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tokio::runtime::Runtime;
 use train::faults::Faults;
 use train::link::LinkConfig;
-use train::{Claimant, Ended, Event, RankConfig, exit};
+use train::{Claimant, Ended, Event, RankConfig, Stop, exit};
 
 use crate::environment::{Local, Pod};
 use crate::gauges::Gauges;
@@ -52,7 +51,7 @@ struct Rank {
     health: Health,
     gauges: Gauges,
     abort: Abort,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
 }
 
 fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
@@ -66,11 +65,11 @@ fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
     let health = Health::starting("the ranks are meeting");
     let gauges = Gauges::register(health.registry())?;
     let faults = Faults::from_env(local.rank, pod.attempt)?;
-    let stop = Arc::new(AtomicBool::new(false));
+    let stop = Stop::default();
     let stopped = stop.clone();
     runtime.spawn(async move {
         control::server::asked_to_stop().await;
-        stopped.store(true, Ordering::Release);
+        stopped.ask();
     });
     // One door per pod: that of its first rank.
     if local.local_rank == 0 {
@@ -157,6 +156,7 @@ fn meeting(local: &Local, pod: &Pod, names: &Names, runtime: &Runtime) -> Result
         join_timeout: std::time::Duration::from_secs(300),
         // The others wait while rank 0 waits for the conductor.
         wait_timeout: pod.conductor_away_max + std::time::Duration::from_secs(600),
+        silence: comm::tcp::SILENCE,
     })
 }
 

@@ -53,8 +53,8 @@ pub use problem::{Problem, render};
 pub use rljob::{Mode, RLJob, RLJobSpec, StalenessPolicy};
 pub use sampling::{Batch, DynamicFilter, Sampling};
 pub use serving::{
-    Engine, EngineKind, NameRef, ServingCluster, ServingClusterSpec, ServingClusterStatus, ServingSource,
-    ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
+    Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, ServingCluster, ServingClusterSpec, ServingClusterStatus,
+    ServingSource, ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
 };
 pub use status::{
     AttemptCause, AttemptStatus, CheckpointAsked, Counters, Ending, Frozen, LastAttempt, Outcome, ParallelismStatus,

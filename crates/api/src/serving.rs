@@ -59,6 +59,22 @@ pub struct ServingClusterSpec {
     pub updates: Updates,
 }
 
+/// Flags of the native engine that `engine.args` may hold; the others are set by the operator.
+pub const NATIVE_ENGINE_FLAGS: [&str; 12] = [
+    "--weight-version",
+    "--threads",
+    "--max-queued-requests",
+    "--max-total-tokens",
+    "--kv-cache-mib",
+    "--context-length",
+    "--chunked-prefill-size",
+    "--disable-radix-cache",
+    "--incremental-streaming-output",
+    "--health-timeout-secs",
+    "--control-timeout-secs",
+    "--watchdog-timeout-secs",
+];
+
 /// The server of an engine pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -76,6 +76,15 @@ fn files_that_a_run_needs_at_once_are_looked_for_before_it_starts() {
 }
 
 #[test]
+fn answers_longer_than_the_models_context_and_flags_no_engine_has_are_refused() {
+    let desk = Desk::new(&GOOD.replace("maxNewTokens: 8", "maxNewTokens: 64").replace("--threads=1", "--thread=1"));
+    let config = desk.folder.path().join("volumes/thresh-data/sort5/model/config.json");
+    fs::write(config, r#"{"max_position_embeddings": 64, "num_key_value_heads": 2, "intermediate_size": 96}"#).unwrap();
+    let error = desk.refused(&["run", "rljob.yaml"]);
+    insta::assert_snapshot!(error);
+}
+
+#[test]
 fn a_wrong_volume_flag_is_an_error_of_the_flags() {
     let desk = Desk::new(GOOD);
     let error = desk.refused(&["run", "rljob.yaml", "--volume", "thresh-data=/no/such/folder"]);

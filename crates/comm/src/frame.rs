@@ -18,11 +18,14 @@ pub(crate) enum Header {
     Data { tag: Tag, len: u64 },
     /// The sender leaves; the payload says why. Nothing follows.
     Leave { orderly: bool, len: u64 },
+    /// The sender's process lives.
+    Beat,
 }
 
 const DATA: u8 = 1;
 const LEAVE_ORDERLY: u8 = 2;
 const LEAVE_FAILED: u8 = 3;
+const BEAT: u8 = 4;
 
 impl Header {
     pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
@@ -30,6 +33,7 @@ impl Header {
             Header::Data { tag, len } => (DATA, tag.op as u8, tag.group, tag.seq, len),
             Header::Leave { orderly: true, len } => (LEAVE_ORDERLY, 0, 0, 0, len),
             Header::Leave { orderly: false, len } => (LEAVE_FAILED, 0, 0, 0, len),
+            Header::Beat => (BEAT, 0, 0, 0, 0),
         };
         let mut out = [0; HEADER_BYTES];
         out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -69,6 +73,7 @@ impl Header {
             }
             LEAVE_ORDERLY => Ok(Header::Leave { orderly: true, len }),
             LEAVE_FAILED => Ok(Header::Leave { orderly: false, len }),
+            BEAT if len == 0 => Ok(Header::Beat),
             kind => Err(broken(format!("unknown kind of frame {kind}"))),
         }
     }
@@ -105,6 +110,7 @@ mod tests {
             Header::Data { tag, len: 123_456_789_012 },
             Header::Leave { orderly: true, len: 0 },
             Header::Leave { orderly: false, len: 9 },
+            Header::Beat,
         ] {
             assert_eq!(Header::read(&mut header.encode().as_slice()).unwrap(), Some(header));
         }

@@ -38,6 +38,8 @@ struct State {
     aborted: Option<String>,
     waits: Vec<(u64, Wait)>,
     waits_made: u64,
+    /// By peer: how often anything came from it.
+    heard: HashMap<usize, u64>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -78,6 +80,16 @@ impl Inbox {
     pub(crate) fn deliver(&self, from: usize, message: Message) {
         self.lock().queues.entry(queue_key(from, &message.tag)).or_default().push_back(message);
         self.changed.notify_all();
+    }
+
+    /// Something came from `peer`.
+    pub(crate) fn hear(&self, peer: usize) {
+        *self.lock().heard.entry(peer).or_default() += 1;
+    }
+
+    /// By peer: how often anything came from it.
+    pub(crate) fn heard(&self) -> HashMap<usize, u64> {
+        self.lock().heard.clone()
     }
 
     pub(crate) fn depart(&self, peer: usize, departure: Departure) {

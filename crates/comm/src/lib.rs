@@ -14,6 +14,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod abort;
+mod beat;
 mod error;
 mod frame;
 mod group;

@@ -6,9 +6,11 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::beat::beat;
 use crate::error::{Error, Result};
 use crate::frame::Header;
 use crate::inbox::{Departure, Inbox};
@@ -21,23 +23,34 @@ const WRITE_POLL: Duration = Duration::from_millis(100);
 /// After a failed write, how long to wait for the reader to find the peer's parting words.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
 
+/// A long message is a sign of life in every part.
+const PART: usize = 16 << 20;
+
 pub(crate) struct TcpTransport {
     rank: usize,
     timeout: Duration,
     inbox: Arc<Inbox>,
     /// By world rank; `None` at our own.
-    peers: Vec<Option<Peer>>,
+    peers: Arc<Vec<Option<Peer>>>,
+    /// Dropped with us, it ends the beat.
+    _beating: Sender<()>,
 }
 
-struct Peer {
-    writer: Mutex<TcpStream>,
+pub(crate) struct Peer {
+    pub(crate) writer: Mutex<TcpStream>,
     /// The same socket, to shut it down while a writer holds the lock.
-    socket: TcpStream,
+    pub(crate) socket: TcpStream,
 }
 
 impl TcpTransport {
-    /// Takes over the connections of a complete mesh: `streams[r]` leads to rank `r`, `None` at `rank` itself.
-    pub(crate) fn start(rank: usize, timeout: Duration, streams: Vec<Option<TcpStream>>) -> io::Result<TcpTransport> {
+    /// Takes over the connections of a complete mesh: `streams[r]` leads to rank `r`, `None` at `rank` itself. A peer that
+    /// says nothing for `silence` is given up.
+    pub(crate) fn start(
+        rank: usize,
+        timeout: Duration,
+        silence: Duration,
+        streams: Vec<Option<TcpStream>>,
+    ) -> io::Result<TcpTransport> {
         let inbox = Arc::new(Inbox::new(rank));
         let mut peers = Vec::with_capacity(streams.len());
         for (peer, stream) in streams.into_iter().enumerate() {
@@ -56,7 +69,11 @@ impl TcpTransport {
                 .spawn(move || read_from(peer, reader, &inbox))?;
             peers.push(Some(Peer { writer: Mutex::new(stream), socket }));
         }
-        Ok(TcpTransport { rank, timeout, inbox, peers })
+        let peers = Arc::new(peers);
+        let (beating, stop) = channel();
+        let (theirs, ears) = (peers.clone(), inbox.clone());
+        std::thread::Builder::new().name("comm-beat".into()).spawn(move || beat(&theirs, &ears, silence, &stop))?;
+        Ok(TcpTransport { rank, timeout, inbox, peers, _beating: beating })
     }
 
     fn leave(&self, why: &str, orderly: bool) {
@@ -117,8 +134,8 @@ impl TcpTransport {
     }
 }
 
-/// A killed process closes its connections; a node that is gone says nothing. An idle connection to it breaks after
-/// about half a minute; a wait with bytes still unacknowledged ends at its own deadline.
+/// A killed process closes its connections; of one that is stopped, and of a node that is gone, the beat tells
+/// ([`crate::beat`]). This frees the connection.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -132,14 +149,20 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 fn read_from(peer: usize, mut stream: TcpStream, inbox: &Inbox) {
     let gone = |why: String, orderly| inbox.depart(peer, Departure { why, orderly });
     loop {
-        match Header::read(&mut stream) {
+        let header = Header::read(&mut stream);
+        inbox.hear(peer);
+        match header {
             Ok(Some(Header::Data { tag, len })) => {
                 let mut bytes = inbox.buffer(len as usize);
-                if let Err(e) = stream.read_exact(&mut bytes) {
-                    return gone(format!("its connection broke inside a message: {e}"), false);
+                for part in bytes.chunks_mut(PART) {
+                    if let Err(e) = stream.read_exact(part) {
+                        return gone(format!("its connection broke inside a message: {e}"), false);
+                    }
+                    inbox.hear(peer);
                 }
                 inbox.deliver(peer, Message { tag, bytes });
             }
+            Ok(Some(Header::Beat)) => {}
             Ok(Some(Header::Leave { orderly, len })) => {
                 let mut why = Vec::new();
                 let _ = (&mut stream).take(len.min(4096)).read_to_end(&mut why);

@@ -45,7 +45,12 @@ pub struct TcpConfig {
     pub join_timeout: Duration,
     /// How long any single wait of a collective may last.
     pub wait_timeout: Duration,
+    /// A rank whose process says nothing for so long is given up, whatever it is waited for.
+    pub silence: Duration,
 }
+
+/// [`TcpConfig::silence`] by default. A process that lives says so ten times meanwhile, whatever else it does.
+pub const SILENCE: Duration = Duration::from_secs(20);
 
 impl TcpConfig {
     /// A configuration whose master is a plain `address:port` and whose timeouts are the defaults: 300 s to meet,
@@ -72,6 +77,7 @@ impl TcpConfig {
             bind,
             join_timeout: Duration::from_secs(300),
             wait_timeout: Duration::from_secs(600),
+            silence: SILENCE,
         })
     }
 }
@@ -94,7 +100,7 @@ pub fn join(config: &TcpConfig, abort: &Abort) -> Result<Group> {
         (_, 0) => meeting.host()?,
         _ => meeting.attend()?,
     };
-    let transport = TcpTransport::start(config.rank, config.wait_timeout, streams)
+    let transport = TcpTransport::start(config.rank, config.wait_timeout, config.silence, streams)
         .map_err(|e| meeting.failed(&format!("starting the readers: {e}")))?;
     let world = Group::world(Arc::new(transport));
     world.attach(abort);

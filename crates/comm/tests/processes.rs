@@ -67,7 +67,11 @@ fn a_rank_of_its_own() {
     let Ok(role) = std::env::var("COMM_TEST_ROLE") else { return };
     let place = std::env::var("COMM_TEST_PLACE").unwrap();
     let place: Vec<usize> = place.split(' ').map(|x| x.parse().unwrap()).collect();
-    let world = join(&config(place[0] as u16, 7, place[1], place[2]), &Abort::new()).unwrap();
+    let mut config = config(place[0] as u16, 7, place[1], place[2]);
+    if role == "sit" {
+        config.silence = Duration::from_secs(2);
+    }
+    let world = join(&config, &Abort::new()).unwrap();
     match role.as_str() {
         "suite" => println!("bits {:?}", suite::run(world)),
         "sit" => {
@@ -124,6 +128,24 @@ fn a_killed_process_ends_every_wait_and_is_named() {
     assert!(error.to_string().contains("rank 0 lost rank 1"), "{error}");
     let (error, _g) = bystander.join().unwrap();
     assert!(matches!(error, tensor::Error::CommLost { peer: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_process_that_is_stopped_ends_every_wait_and_is_named_but_one_that_works_does_not() {
+    let port = free_port();
+    let mut victim = Rank::start("sit", port, 1, 2);
+    let mut config = config(port, 7, 0, 2);
+    config.silence = Duration::from_secs(2);
+    let world = join(&config, &Abort::new()).unwrap();
+    world.barrier().unwrap();
+    victim.wait_for_line("sitting");
+    // It says nothing that we wait for, but it lives.
+    std::thread::sleep(config.silence * 2);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(victim.0.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let error = world.barrier().unwrap_err();
+    assert!(matches!(error, tensor::Error::CommLost { peer: 1, .. }), "{error}");
+    assert!(error.to_string().contains("has said nothing for 2 s"), "{error}");
 }
 
 #[test]

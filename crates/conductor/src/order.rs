@@ -78,8 +78,8 @@ pub fn tiles_folder(position: Position, trainer_epoch: u64) -> String {
     run_dir::tiles_folder(!position.rl, position.warm_step, position.step, trainer_epoch)
 }
 
-/// Epoch in the name of such a folder.
+/// Epoch in the name of such a folder, or of one that was never finished (`.tmp`).
 #[must_use]
 pub fn epoch_of(folder: &str) -> Option<u64> {
-    folder.rsplit_once("-e")?.1.parse().ok()
+    folder.strip_suffix(".tmp").unwrap_or(folder).rsplit_once("-e")?.1.parse().ok()
 }

@@ -177,7 +177,7 @@ impl Conductor {
         }
         if let Some(eval) = &state.eval {
             let left = state.queue.tasks().filter(|task| task.id.0 >= EVAL_TASKS).count();
-            let note = if memory.workers.is_empty() { " (no worker has come)" } else { "" };
+            let note = self.generation_note();
             all.push((
                 format!("{left} of {} evaluation prompts at {}{note}", eval.prompts, eval.position),
                 "workers",
@@ -187,7 +187,7 @@ impl Conductor {
         let step = state.accepted();
         if state.in_rl() && step < run.settings.live.total_steps && state.live() > 0 {
             let (ready, wanted) = (state.ready().count(), run.config.frozen.prompts_per_step);
-            let note = if memory.workers.is_empty() { " (no worker has come)" } else { "" };
+            let note = self.generation_note();
             all.push((format!("groups of step {step}, {ready} of {wanted} are there{note}"), "workers", None));
         }
         if let Some((step, _)) = state.batches.iter().find(|(_, batch)| batch.converted.is_none()) {
@@ -197,5 +197,14 @@ impl Conductor {
             all.push((format!("the trainer, {}", order.describe()), "trainer", None));
         }
         all
+    }
+
+    /// What people should know of generation that makes no headway.
+    fn generation_note(&self) -> String {
+        match &self.state.last_failure {
+            _ if self.memory.workers.is_empty() => " (no worker has come)".to_owned(),
+            Some(why) => format!(" (the last group failed: {why})"),
+            None => String::new(),
+        }
     }
 }

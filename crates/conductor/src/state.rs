@@ -262,6 +262,8 @@ pub struct State {
     pub unscored: Option<(u64, Scores)>,
     /// Largest difference and tokens compared since the last step record.
     pub rescored: (f64, u64),
+    /// What the last group that failed said; nothing since another was finished.
+    pub last_failure: Option<String>,
     /// Commits that are kept, oldest first.
     pub commits: VecDeque<Commit>,
     /// Commits ever.
@@ -361,6 +363,7 @@ impl State {
                 let (task, submission, result) = (TaskId(*task), submission.clone(), vec![group.clone()]);
                 self.queue(name, &Op::Complete { task, submission, result, attempt: *attempt })?;
                 self.summaries.insert(task.0, summary.clone());
+                self.last_failure = None;
                 self.generate_calls += u64::from(summary.generate_calls);
             }
             Record::TaskFailed { task, lapsed, reason, attempt } => {
@@ -368,6 +371,9 @@ impl State {
                 let op =
                     Op::Fail { task: TaskId(*task), cause, reason: reason.clone(), drop: false, attempt: *attempt };
                 self.queue(name, &op)?;
+                if !lapsed {
+                    self.last_failure = Some(reason.clone());
+                }
                 if self.queue.is_settled(TaskId(*task)) && *task < EVAL_TASKS {
                     self.count_dropped("failed", 1);
                 }

@@ -563,15 +563,18 @@ impl State {
         if self.boundary().rl || result.passed > 0 {
             return None;
         }
-        let measured = if result.answered == 0 {
-            "could not be measured: no prompt was answered".to_owned()
-        } else {
-            format!("is 0 of {}", result.answered)
-        };
+        if result.answered == 0 {
+            let why = self.last_failure.as_deref().unwrap_or("no reason was told");
+            return Some(format!(
+                "the pass rate after all {} warm-start updates could not be measured, since no prompt was answered: {why}. \
+                 Mend that, and start a new run",
+                warm.max_steps
+            ));
+        }
         Some(format!(
-            "the pass rate after all {} warm-start updates {measured}; reinforcement cannot learn from answers that are all wrong. \
+            "the pass rate after all {} warm-start updates is 0 of {}; reinforcement cannot learn from answers that are all wrong. \
              Give warmStart more maxSteps, better data or another learning rate, and start a new run",
-            warm.max_steps
+            warm.max_steps, result.answered
         ))
     }
 }

@@ -95,7 +95,11 @@ pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Res
     one_run(&objects, stored, &file, &mut problems);
     for object in &objects {
         if let Kind::RLJob(job) = &object.kind {
-            let found = files(job, volumes).into_iter().chain(references(job, &objects)).chain(shards(job, volumes));
+            let found = files(job, volumes)
+                .into_iter()
+                .chain(references(job, &objects))
+                .chain(shards(job, volumes))
+                .chain(context(job, volumes));
             problems.extend(found.map(|problem| object.source.locate(problem)));
         }
     }
@@ -232,13 +236,7 @@ fn files(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
 /// the end of the run.
 fn shards(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
     let tp = u64::from(job.spec.trainer.parallelism.tp);
-    let config = parse_pvc(&job.spec.model.source).and_then(|(claim, path)| {
-        let places = volumes.places(claim, &format!("{path}/config.json"));
-        let text = places.iter().find_map(|place| fs::read_to_string(place).ok())?;
-        serde_json::from_str::<serde_json::Value>(&text).ok()
-    });
-    // A config that cannot be read is the trainer's to judge: it knows what it needs.
-    let Some(config) = config else { return Vec::new() };
+    let Some(config) = model_config(job, volumes) else { return Vec::new() };
     let size = |name: &str| config.get(name).and_then(serde_json::Value::as_u64);
     let heads = size("num_key_value_heads").or_else(|| size("num_attention_heads"));
     [(heads, "key-value heads"), (size("intermediate_size"), "columns of the feed-forward layers")]
@@ -253,6 +251,28 @@ fn shards(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
             )
         })
         .collect()
+}
+
+/// Answers that no context of the model can hold: its engines would refuse every prompt.
+fn context(job: &RLJob, volumes: &Volumes) -> Option<Problem> {
+    let positions = model_config(job, volumes)?.get("max_position_embeddings")?.as_u64()?;
+    let wanted = u64::from(job.spec.sampling.max_new_tokens);
+    (wanted >= positions).then(|| {
+        Problem::new(
+            "spec.sampling.maxNewTokens",
+            format!("{wanted} new tokens leave no room for a prompt in the model's {positions} positions"),
+            "prompt and answer fit the model's context",
+            format!("write at most {positions} less the longest prompt"),
+        )
+    })
+}
+
+/// The model's config.json. One that cannot be read is the trainer's to judge: it knows what it needs.
+fn model_config(job: &RLJob, volumes: &Volumes) -> Option<serde_json::Value> {
+    let (claim, path) = parse_pvc(&job.spec.model.source)?;
+    let places = volumes.places(claim, &format!("{path}/config.json"));
+    let text = places.iter().find_map(|place| fs::read_to_string(place).ok())?;
+    serde_json::from_str(&text).ok()
 }
 
 /// On a cluster a missing ServingCluster is waited for; here nobody else can bring it.

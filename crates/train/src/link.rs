@@ -13,10 +13,11 @@ use control::wire::{ClaimReply, ClaimRequest, NextRequest, RefusalKind, Report, 
 use tokio::runtime::Handle;
 
 use crate::error::Error;
+use crate::stop::Stop;
 use crate::volume::Waiting;
 
 /// Longest time the conductor may hold a poll back. Also how long the other ranks wait in one collective while there is
-/// nothing to do, and how late a SIGTERM is seen.
+/// nothing to do, and how late a SIGTERM of another rank is seen.
 const POLL_MS_MAX: u64 = 2_000;
 /// Pauses between tries while the conductor is away.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -45,6 +46,7 @@ pub struct Link {
     away: Option<Away>,
     /// The last report, until the next: a new conductor may not have it.
     reported: Option<(u64, Report)>,
+    stop: Stop,
     pulse: Arc<Pulse>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -84,6 +86,7 @@ impl Link {
         config: LinkConfig,
         request: &ClaimRequest,
         waiting_for: Waiting,
+        stop: Stop,
     ) -> Result<(Self, ClaimReply), Error> {
         let reply = waiting(&config, "claim", || config.client.claim(request))?;
         let pulse = Arc::new(Pulse { waiting_for, ..Pulse::default() });
@@ -98,7 +101,7 @@ impl Link {
         ));
         let poll_ms = POLL_MS_MAX.min(reply.heartbeat_timeout_ms / 3).max(1);
         let (run, trainer_epoch) = (request.run.clone(), reply.trainer_epoch);
-        Ok((Self { config, run, trainer_epoch, poll_ms, away: None, reported: None, pulse, task }, reply))
+        Ok((Self { config, run, trainer_epoch, poll_ms, away: None, reported: None, stop, pulse, task }, reply))
     }
 
     /// This attempt's epoch.
@@ -120,7 +123,15 @@ impl Link {
             wait_ms: self.poll_ms,
             waiting_for: None,
         };
-        let error = match self.config.runtime.block_on(self.config.client.next(&request)) {
+        let polled = self.config.runtime.block_on(async {
+            tokio::select! {
+                // An order that is lost with its reply is given again.
+                () = self.stop.asked() => None,
+                polled = self.config.client.next(&request) => Some(polled),
+            }
+        });
+        let Some(polled) = polled else { return Ok((None, Some("it was asked to end".to_owned()))) };
+        let error = match polled {
             Ok(reply) => {
                 if let Some(away) = self.away.take() {
                     tracing::info!(waited_s = away.since.elapsed().as_secs(), "the conductor answers again");

@@ -6,7 +6,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use comm::Group;
 use control::wire::{ClaimReply, ClaimRequest, Layout, Order, Phase, Report, Work};
@@ -19,6 +18,7 @@ use crate::error::Error;
 use crate::failure::{Failure, describe};
 use crate::faults::{Faults, Moment, Point};
 use crate::link::{Link, LinkConfig};
+use crate::stop::Stop;
 use crate::trainer::Trainer;
 use crate::volume::{Volume, Waiting};
 
@@ -37,7 +37,7 @@ pub struct RankConfig {
     /// Faults ordered by a test.
     pub faults: Faults,
     /// Set by SIGTERM: the attempt ends at the end of the order at hand.
-    pub stop: Arc<AtomicBool>,
+    pub stop: Stop,
 }
 
 /// What rank 0 has besides.
@@ -117,7 +117,7 @@ struct Loop {
     volume: PathBuf,
     attempt: u64,
     faults: Faults,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     waiting: Waiting,
     link: Option<Link>,
     during: Option<String>,
@@ -127,7 +127,7 @@ impl Loop {
     fn go(&mut self, claimant: Option<Claimant>, observer: &mut dyn FnMut(Event<'_>)) -> Result<Ended, Error> {
         let claim = match claimant {
             Some(Claimant { link, request }) => {
-                let (link, reply) = Link::claim(link, &request, self.waiting.clone())?;
+                let (link, reply) = Link::claim(link, &request, self.waiting.clone(), self.stop.clone())?;
                 self.link = Some(link);
                 Some(reply)
             }

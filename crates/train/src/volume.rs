@@ -3,13 +3,13 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensor::Comm;
 
 use crate::error::Error;
+use crate::stop::Stop;
 
 /// Pauses between tries.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -39,7 +39,7 @@ pub(crate) struct Volume {
     pub(crate) world: Arc<dyn Comm>,
     pub(crate) run_dir: PathBuf,
     /// Set by SIGTERM: nobody waits any longer then.
-    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) stop: Stop,
     pub(crate) waiting: Waiting,
 }
 
@@ -90,7 +90,7 @@ impl Volume {
 
     /// Whether any rank was asked to end. Collective.
     pub(crate) fn asked_to_end(&self) -> Result<bool, Error> {
-        let mine = [u8::from(self.stop.load(Ordering::Acquire))];
+        let mine = [u8::from(self.stop.is_asked())];
         Ok(self.world.all_gather_bytes(&mine)?.iter().any(|flag| flag.first() == Some(&1)))
     }
 

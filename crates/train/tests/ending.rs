@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use control::wire::{Order, Phase, Report, Start};
@@ -133,7 +132,7 @@ fn sigterm_ends_the_attempt_at_the_end_of_an_order() {
     let volume = Volume::new();
     let conductor = conduct(RANDOM, config(), 1, vec![]);
     let attempt = Attempt::new(&volume, 2, 1);
-    attempt.stop.store(true, Ordering::Release);
+    attempt.stop.ask();
     for end in attempt.run(&conductor) {
         let failure = end.unwrap_err();
         assert!(matches!(*failure.error, Error::Terminated) && failure.exit_code() == exit::TERMINATED);

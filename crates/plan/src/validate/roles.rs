@@ -1,6 +1,8 @@
 //! Rules of ServingClusters, RolloutPools, and the templates of both.
 
-use api::{Accelerator, Engine, Placement, Problem, RolloutPool, ServingCluster, Worker};
+use api::{
+    Accelerator, Engine, EngineKind, NATIVE_ENGINE_FLAGS, Placement, Problem, RolloutPool, ServingCluster, Worker,
+};
 
 use super::{Checks, pod_template};
 
@@ -26,6 +28,19 @@ pub(super) fn engine(e: &Engine, accelerator: &Accelerator, spec: &str, c: &mut 
             format!("{flag} is set by the operator"),
             "remove it, and use the field of the spec",
         );
+        // Not for the schema to know: the operator and its own engine are of one version.
+        if e.kind == EngineKind::Native
+            && flag.starts_with("--")
+            && !ours.contains(&flag)
+            && !NATIVE_ENGINE_FLAGS.contains(&flag)
+        {
+            let fix = match api::manifest::nearest(flag, NATIVE_ENGINE_FLAGS) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("the native engine has {}", NATIVE_ENGINE_FLAGS.join(", ")),
+            };
+            let path = format!("{spec}engine.args[{i}]");
+            c.problems.push(Problem::new(path, format!("the native engine has no {flag}"), "a known flag", fix));
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -337,7 +336,7 @@ pub struct Attempt {
     pub wire: Wire,
     pub faults: String,
     pub threads: usize,
-    pub stop: Arc<AtomicBool>,
+    pub stop: train::Stop,
 }
 
 pub fn layout(dp: usize, tp: usize) -> Layout {
@@ -352,7 +351,7 @@ impl Attempt {
             wire: Wire::Threads,
             faults: String::new(),
             threads: 1,
-            stop: Arc::default(),
+            stop: train::Stop::default(),
         }
     }
 
