@@ -4,7 +4,7 @@
 //! are no part of it; a golden test pins it.
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{RLJob, RolloutPoolSpec, ServingClusterSpec};
@@ -15,13 +15,29 @@ pub const VERSION: &str = "v1";
 /// `v1:` + the first 16 bytes, in hex, of the SHA-256 of the value's canonical JSON: keys sorted, nulls, empty lists and
 /// empty maps left out.
 pub fn of(value: &Value) -> String {
-    let canonical = canonical(value);
-    let digest = Sha256::digest(canonical.to_string().as_bytes());
-    let mut hex = String::with_capacity(32);
+    let mut canonical = Vec::with_capacity(4096);
+    write_canonical(value, &mut canonical);
+    digest(&canonical)
+}
+
+/// The same of a map with these entries, which are only borrowed.
+pub fn of_entries(entries: &[(&str, &Value)]) -> String {
+    let mut canonical = Vec::with_capacity(4096);
+    write_map(entries.to_vec(), &mut canonical);
+    digest(&canonical)
+}
+
+fn digest(canonical: &[u8]) -> String {
+    let digest = Sha256::digest(canonical);
+    let mut hex = String::with_capacity(VERSION.len() + 33);
+    hex.push_str(VERSION);
+    hex.push(':');
     for b in digest.iter().take(16) {
-        hex.push_str(&format!("{b:02x}"));
+        for half in [b >> 4, b & 15] {
+            hex.push(char::from_digit(half.into(), 16).unwrap_or('0'));
+        }
     }
-    format!("{VERSION}:{hex}")
+    hex
 }
 
 /// What shapes a trainer attempt. An edit of any of it restarts the trainer, and nothing else does.
@@ -70,29 +86,53 @@ fn plain<T: Serialize>(t: &T) -> Value {
     serde_json::to_value(t).unwrap_or(Value::Null)
 }
 
-fn canonical(v: &Value) -> Value {
+/// Appends the canonical JSON of the value. False if it says nothing: null, or a list or map without content.
+fn write_canonical(v: &Value, out: &mut Vec<u8>) -> bool {
     match v {
-        Value::Object(map) => {
-            let mut keys: Vec<_> = map.keys().collect();
-            keys.sort();
-            let mut out = Map::new();
-            for k in keys {
-                let v = canonical(&map[k]);
-                let empty = match &v {
-                    Value::Null => true,
-                    Value::Array(a) => a.is_empty(),
-                    Value::Object(m) => m.is_empty(),
-                    _ => false,
-                };
-                if !empty {
-                    out.insert(k.clone(), v);
+        Value::Object(map) => write_map(map.iter().map(|(k, v)| (k.as_str(), v)).collect(), out),
+        Value::Array(list) => {
+            out.push(b'[');
+            for (i, v) in list.iter().enumerate() {
+                if i > 0 {
+                    out.push(b',');
                 }
+                // In a list even what says nothing has its place.
+                write_canonical(v, out);
             }
-            Value::Object(out)
+            out.push(b']');
+            !list.is_empty()
         }
-        Value::Array(list) => Value::Array(list.iter().map(canonical).collect()),
-        other => other.clone(),
+        other => {
+            write_scalar(other, out);
+            !other.is_null()
+        }
     }
+}
+
+fn write_map(mut entries: Vec<(&str, &Value)>, out: &mut Vec<u8>) -> bool {
+    entries.sort_unstable_by_key(|(k, _)| *k);
+    out.push(b'{');
+    let mut says = false;
+    for (k, v) in entries {
+        let before = out.len();
+        if says {
+            out.push(b',');
+        }
+        write_scalar(k, out);
+        out.push(b':');
+        if write_canonical(v, out) {
+            says = true;
+        } else {
+            out.truncate(before);
+        }
+    }
+    out.push(b'}');
+    says
+}
+
+fn write_scalar<T: Serialize + ?Sized>(t: &T, out: &mut Vec<u8>) {
+    // A scalar always has its JSON, and a Vec takes every write.
+    let _ = serde_json::to_writer(out, t);
 }
 
 impl RLJob {

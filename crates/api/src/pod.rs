@@ -1,6 +1,7 @@
 //! What every role lets its user say about its pods.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -56,10 +57,12 @@ pub struct ConductorRole {
 impl PodTemplate {
     /// What is wrong with it, as fields below `path`: unknown fields and values that do not fit; and the template without them.
     pub fn checked(&self, path: &str) -> (PodTemplate, Vec<crate::Problem>) {
+        // Made once: it takes milliseconds, and every decision about a run with a template validates it.
+        static SCHEMA: LazyLock<serde_json::Value> =
+            LazyLock::new(crate::manifest::inline::<k8s_openapi::api::core::v1::PodTemplateSpec>);
         let mut problems = Vec::new();
-        let schema = crate::manifest::inline::<k8s_openapi::api::core::v1::PodTemplateSpec>();
         let mut value = self.0.clone();
-        crate::manifest::check_against(&mut value, &schema, path, &mut problems);
+        crate::manifest::check_against(&mut value, &SCHEMA, path, &mut problems);
         // It is merged over a whole pod: it need not name containers itself.
         problems.retain(|p| !(p.rule == "required" && p.path == format!("{path}.spec.containers")));
         (PodTemplate(value), problems)

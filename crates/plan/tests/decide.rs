@@ -174,6 +174,36 @@ fn exit_0_without_a_journaled_end_is_a_failure_but_silence_is_not() {
 }
 
 #[test]
+fn a_conductor_that_falls_silent_after_the_journaled_end_changes_nothing_of_it() {
+    let mut sim = Sim::new();
+    sim.run();
+    sim.report.finished = true;
+    sim.pass();
+    sim.conductor_up = false;
+    sim.run_for_ms(60_000);
+    assert!(sim.status().attempt.is_some(), "its ranks still run, and nobody has seen them end");
+    sim.conductor_up = true;
+    sim.run();
+    assert_eq!((sim.status().phase, sim.last_outcome()), (Phase::Complete, Outcome::Complete));
+}
+
+#[test]
+fn evidence_is_gathered_from_its_first_sight_even_when_the_end_was_journaled_before() {
+    let mut sim = Sim::with_nodes(2);
+    sim.run();
+    sim.report.finished = true;
+    sim.pass();
+    sim.conductor_up = false;
+    sim.advance_ms(1_000);
+    sim.exit_pod(0, 1);
+    sim.pass();
+    assert!(sim.status().attempt.is_some(), "why rank 0 failed may not be known yet");
+    sim.disrupt_pod(1, "EvictionByEvictionAPI");
+    sim.run();
+    assert_eq!(sim.last_outcome(), Outcome::Disrupted);
+}
+
+#[test]
 fn backoff_grows_without_new_commits_and_a_commit_clears_it() {
     let mut sim = Sim::new();
     sim.job.spec.trainer.failure_policy =
@@ -432,7 +462,7 @@ fn a_job_made_suspended_makes_no_trainer() {
 fn a_pod_on_a_lost_node_is_fenced_before_the_next_attempt() {
     let mut sim = Sim::with_nodes(2);
     sim.run();
-    sim.nodes.insert("node-1".into(), NodeState::Unreachable);
+    sim.set_node(1, Some(NodeState::Unreachable));
     sim.report.commits += 1;
     sim.conductor_holds = false;
     sim.run_for_ms(60_000);
@@ -450,7 +480,7 @@ fn a_pod_on_a_lost_node_is_fenced_before_the_next_attempt() {
 fn an_unreachable_conductor_cannot_fence_so_the_run_waits_and_says_so() {
     let mut sim = Sim::with_nodes(2);
     sim.run();
-    sim.nodes.insert("node-1".into(), NodeState::Unreachable);
+    sim.set_node(1, Some(NodeState::Unreachable));
     sim.conductor_up = false;
     sim.run_for_ms(300_000);
     assert_eq!(sim.status().attempts, 1);
@@ -462,7 +492,7 @@ fn an_unreachable_conductor_cannot_fence_so_the_run_waits_and_says_so() {
 fn a_node_that_is_gone_needs_no_fence() {
     let mut sim = Sim::with_nodes(2);
     sim.run();
-    sim.nodes.insert("node-1".into(), NodeState::Gone);
+    sim.set_node(1, Some(NodeState::Gone));
     sim.report.commits += 1;
     sim.run_for_ms(60_000);
     assert_eq!(sim.status().attempts, 2);
@@ -558,6 +588,36 @@ fn the_runs_own_deadline_fails_it() {
 }
 
 #[test]
+fn a_run_whose_time_is_over_begins_nothing_in_the_pass_that_says_so() {
+    let mut sim = Sim::new();
+    sim.job.spec.active_deadline_seconds = Some(600);
+    sim.run();
+    sim.exit_pod(0, 1);
+    sim.run();
+    assert!(sim.status().attempt.is_none(), "backing off");
+    let made = sim.created.len();
+    sim.advance_ms(700_000);
+    sim.pass();
+    assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Failed, 1));
+    assert_eq!(sim.created.len(), made, "the Job of a next attempt is made although the run has failed");
+}
+
+#[test]
+fn a_run_that_is_done_is_complete_however_late_its_ranks_end() {
+    let mut sim = Sim::new();
+    sim.job.spec.active_deadline_seconds = Some(600);
+    sim.run();
+    sim.advance_ms(595_000);
+    sim.report.finished = true;
+    sim.pass();
+    sim.advance_ms(6_000);
+    sim.pass();
+    sim.advance_ms(6_000);
+    sim.pass();
+    assert_eq!(sim.status().phase, Phase::Complete);
+}
+
+#[test]
 fn a_run_its_conductor_gives_up_fails_with_the_reason() {
     let mut sim = Sim::new();
     sim.run();
@@ -584,14 +644,20 @@ fn a_second_run_is_told_who_holds_the_engines() {
 fn an_invalid_spec_touches_nothing_and_says_what_to_do() {
     let mut sim = Sim::new();
     sim.run();
-    let made = sim.created.len();
+    let (made, told) = (sim.created.len(), sim.told.len());
     sim.edit(|j| {
-        j.spec.trainer.pod_template = Some(api::PodTemplate(serde_json::json!({ "spec": { "nodeSelctor": {} } })))
+        let misspelt = serde_json::json!({ "spec": { "nodeSelctor": { "a": "b" } } });
+        j.spec.trainer.pod_template = Some(api::PodTemplate(misspelt));
+        j.spec.restart = Some(api::Restart { token: "again".into() });
     });
     sim.run_for_ms(10_000);
+    assert_eq!(sim.told.len(), told, "the conductor is not told of what is not valid");
     assert_eq!(sim.condition(cond::ACCEPTED), ("False", "InvalidSpec"));
     assert_eq!((sim.created.len(), sim.count(ChildKind::Job), sim.status().attempts), (made, 1, 1));
-    sim.edit(|j| j.spec.trainer.pod_template = None);
+    sim.edit(|j| {
+        j.spec.trainer.pod_template = None;
+        j.spec.restart = None;
+    });
     sim.run();
     assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Running, 1));
 }
@@ -606,6 +672,23 @@ fn a_deleted_job_takes_its_trainer_and_conductor_along_and_never_waits_for_servi
     assert_eq!((sim.count(ChildKind::Job), sim.count(ChildKind::StatefulSet)), (0, 0));
     assert_eq!(sim.count(ChildKind::ServingCluster), 1);
     assert!(sim.finalizers().is_empty());
+}
+
+#[test]
+fn pods_that_a_hand_left_without_their_job_do_not_outlive_the_run() {
+    for deleted in [true, false] {
+        let mut sim = Sim::with_nodes(2);
+        sim.run();
+        sim.orphan_pods_by_hand();
+        if deleted {
+            sim.delete();
+        } else {
+            sim.report.finished = true;
+        }
+        sim.run_for_ms(60_000);
+        assert_eq!(sim.pods.len(), 0, "deleted: {deleted}");
+        assert_eq!(sim.finalizers().is_empty(), deleted);
+    }
 }
 
 #[test]

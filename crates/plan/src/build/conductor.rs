@@ -56,15 +56,21 @@ pub(crate) fn headless(
     }
 }
 
+/// Revisions the conductor's children are rendered for: of its ConfigMap, given [`run_json`], and of its Service and
+/// StatefulSet.
+pub fn conductor_revisions(job: &RLJob, run: &Value) -> (String, String) {
+    (hash::of(run), hash::conductor(job))
+}
+
 /// ConfigMap, Service, StatefulSet of the conductor; in this order.
 pub fn conductor_objects(job: &RLJob, frozen: &Frozen) -> Vec<Child> {
     let owner = Owner::rljob(job);
     let role = "conductor";
     let name = conductor_name(&owner.name);
-    let revision = hash::conductor(job);
     let run = run_json(job);
+    let (run_revision, revision) = conductor_revisions(job, &run);
     let config = ConfigMap {
-        metadata: owner.child(name.clone(), role, Some(&hash::of(&run))),
+        metadata: owner.child(name.clone(), role, Some(&run_revision)),
         data: Some(BTreeMap::from([("rljob.json".to_owned(), run.to_string())])),
         ..ConfigMap::default()
     };

@@ -14,7 +14,7 @@ mod pool;
 mod serving;
 mod trainer;
 
-pub use conductor::{conductor_name, conductor_objects, run_json};
+pub use conductor::{conductor_name, conductor_objects, conductor_revisions, run_json};
 pub use meta::{Owner, selector_text};
 pub use owned::{rollout_pool, serving_cluster, serving_spec};
 pub use pool::{pool_objects, workers_service};

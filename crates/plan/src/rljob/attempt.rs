@@ -2,7 +2,7 @@
 
 use api::{
     AttemptStatus, CheckpointAsked, Ending, FailureAction, LastAttempt, Outcome, PodEnd, StopReason, Stopping,
-    UpdateType, conditions as cond, hash, labels,
+    UpdateType, conditions as cond, labels,
 };
 use k8s_openapi::api::batch::v1::Job;
 use std::time::Duration;
@@ -115,11 +115,17 @@ impl Pass<'_> {
         let gone = a.job_uid.is_some()
             && job.is_none()
             && self.world.listing.as_ref().is_some_and(|l| !l.jobs.iter().any(|j| j.attempt == a.id));
-        if seen.is_empty() && failing.is_none() && !gone && a.ending.is_none() {
+        // An ending without evidence is one that `finished` has begun: what nobody has seen end has not ended.
+        let evident = !seen.is_empty() || a.ending.as_ref().is_some_and(|e| !e.pods.is_empty());
+        if !evident && failing.is_none() && !gone {
             return false;
         }
         let now = micro(self.now);
         let ending = a.ending.get_or_insert_with(|| Ending { first_seen: now, pods: Default::default() });
+        if ending.pods.is_empty() && !seen.is_empty() {
+            // It may have been begun without evidence; the time to gather runs from the first.
+            ending.first_seen = micro(self.now);
+        }
         for (name, end) in seen {
             classify::note(ending, &name, end);
         }
@@ -219,10 +225,10 @@ impl Pass<'_> {
             }
             return;
         }
-        let wanted = hash::trainer(self.job);
-        let differs = wanted != a.revision;
+        let differs = self.wanted_trainer() != a.revision;
         match &a.stopping {
-            None if differs && self.job.spec.trainer.update_policy.type_ != UpdateType::OnNextFailure => {
+            // What is not valid restarts nothing: the next attempt could not begin.
+            None if differs && self.valid && self.job.spec.trainer.update_policy.type_ != UpdateType::OnNextFailure => {
                 self.stop(StopReason::SpecChange)
             }
             // Reverted before anything was stopped: nothing happens.

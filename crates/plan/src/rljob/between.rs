@@ -1,6 +1,6 @@
 //! Between two attempts: the old one must be gone or fenced, the backoff over, and everything a trainer needs there.
 
-use api::{AttemptCause, AttemptStatus, Outcome, ParallelismStatus, conditions as cond, hash};
+use api::{AttemptCause, AttemptStatus, Outcome, ParallelismStatus, conditions as cond};
 
 use super::{Pass, later};
 use crate::{Action, NodeState, build, micro, pod_facts};
@@ -170,7 +170,7 @@ impl Pass<'_> {
     }
 
     /// A trainer's pod whose Job is gone and that nobody deletes.
-    fn delete_orphans(&mut self) {
+    pub(super) fn delete_orphans(&mut self) {
         let orphans: Vec<Action> = self
             .trainer_pods()
             .filter(|(n, p)| p.metadata.deletion_timestamp.is_none() && !self.jobs().any(|(j, _)| j == *n))
@@ -214,7 +214,7 @@ impl Pass<'_> {
             id,
             job_name: build::job_name(name, id),
             job_uid: None,
-            revision: hash::trainer(self.job),
+            revision: self.wanted_trainer().to_owned(),
             parallelism: ParallelismStatus { dp: t.dp(), tp: t.parallelism.tp },
             nodes: t.nodes,
             reason,

@@ -42,9 +42,20 @@ impl Pass<'_> {
     }
 
     fn conductor(&mut self) {
-        let frozen = self.s.frozen.clone().unwrap_or_default();
-        for child in build::conductor_objects(self.job, &frozen) {
-            self.ensure(child);
+        let name = build::conductor_name(self.job.metadata.name.as_deref().unwrap_or_default());
+        let (config, rest) = build::conductor_revisions(self.job, self.run_json());
+        let current = |kind, revision: &str| {
+            self.own(kind, &name).is_some_and(|c| c.annotation(labels::REVISION) == Some(revision))
+        };
+        // Rendered only when one of them is missing or was rendered for another meaning.
+        if !(current(ChildKind::ConfigMap, &config)
+            && current(ChildKind::Service, &rest)
+            && current(ChildKind::StatefulSet, &rest))
+        {
+            let frozen = self.s.frozen.clone().unwrap_or_default();
+            for child in build::conductor_objects(self.job, &frozen) {
+                self.ensure(child);
+            }
         }
         self.lost_conductor();
     }

@@ -14,6 +14,7 @@ impl Pass<'_> {
         }
         self.wait("Ended", "the run has ended");
         if self.old_pods_live() {
+            self.delete_orphans();
             self.poll();
             return;
         }
@@ -65,7 +66,11 @@ impl Pass<'_> {
             }
         }
         self.actions.extend(doomed);
-        if self.old_pods_live() || !self.remove_conductor() {
+        let live = self.old_pods_live();
+        if live {
+            self.delete_orphans();
+        }
+        if live || !self.remove_conductor() {
             self.set(cond::TRAINER_READY, false, "WaitingForOldPods", "waiting for trainer and conductor to end");
             self.poll();
             return;

@@ -10,13 +10,16 @@ mod deletion;
 mod summary;
 mod tell;
 
-use api::{RLJob, RLJobStatus, conditions as cond, labels};
+use std::cell::OnceCell;
+
+use api::{RLJob, RLJobStatus, conditions as cond, hash, labels};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 
 use crate::later;
-use crate::{Action, Child, Event, Plan, Report, Settings, StorageState, World, pod_facts, validate};
+use crate::{Action, Child, Event, Plan, Report, Settings, StorageState, World, build, pod_facts, validate};
 
 /// Decides what to do about an RLJob. Pure and total.
 pub fn decide(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Plan<RLJobStatus> {
@@ -32,6 +35,9 @@ pub fn decide(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -
         events: Vec::new(),
         requeue: None,
         wait: None,
+        valid: true,
+        run_json: OnceCell::new(),
+        trainer: OnceCell::new(),
     };
     pass.run();
     let status = (pass.s != old).then_some(pass.s);
@@ -56,6 +62,12 @@ struct Pass<'a> {
     events: Vec<Event>,
     requeue: Option<Timestamp>,
     wait: Option<Wait>,
+    /// The spec is valid.
+    valid: bool,
+    /// The RLJob as the conductor reads it; made once a pass.
+    run_json: OnceCell<Value>,
+    /// Hash of the wanted trainer; made once a pass.
+    trainer: OnceCell<String>,
 }
 
 impl<'a> Pass<'a> {
@@ -75,29 +87,46 @@ impl<'a> Pass<'a> {
         if !has(labels::RLJOB_FINALIZER) {
             self.actions.push(Action::AddFinalizer(labels::RLJOB_FINALIZER));
         }
-        self.note_token();
+        let problems = validate(None, self.job);
+        self.valid = problems.is_empty();
+        // A token that comes with a spec that is not valid waits: a trainer that lives must not be ended for nothing.
+        if self.valid {
+            self.note_token();
+        }
         self.note_attempts();
-        let accepted = self.accept();
+        let accepted = self.accept(&problems);
         if self.terminal() {
             self.after_the_end();
         } else {
             if accepted {
                 self.children();
             }
+            // Before anything is begun: what is over begins nothing.
+            self.check_active_deadline();
             // An attempt that lives is looked after even while its spec is not acceptable.
             if self.s.attempt.is_some() {
                 self.live();
-            } else if accepted {
+            } else if accepted && !self.terminal() {
                 self.between();
             }
-            self.check_active_deadline();
         }
-        self.tell();
+        // What is not valid touches nothing: nobody is told of it either.
+        if self.valid {
+            self.tell();
+        }
         self.summarise();
     }
 
     fn report(&self) -> Option<&'a Report> {
         self.world.conductor.report()
+    }
+
+    fn run_json(&self) -> &Value {
+        self.run_json.get_or_init(|| build::run_json(self.job))
+    }
+
+    fn wanted_trainer(&self) -> &str {
+        self.trainer.get_or_init(|| hash::trainer(self.job))
     }
 
     fn terminal(&self) -> bool {
@@ -154,8 +183,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether the spec can be acted on.
-    fn accept(&mut self) -> bool {
-        let problems = validate(None, self.job);
+    fn accept(&mut self, problems: &[api::Problem]) -> bool {
         if let Some(first) = problems.first() {
             let more = match problems.len() {
                 1 => String::new(),
@@ -254,7 +282,8 @@ impl<'a> Pass<'a> {
 
     fn check_active_deadline(&mut self) {
         let (Some(seconds), Some(start)) = (self.job.spec.active_deadline_seconds, &self.s.start_time) else { return };
-        if self.terminal() {
+        // A run that is done is done, however late its ranks end.
+        if self.s.attempt.is_some() && self.report().is_some_and(|r| r.finished) {
             return;
         }
         let deadline = later(start.0, std::time::Duration::from_secs(seconds));

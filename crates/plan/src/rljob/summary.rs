@@ -1,6 +1,6 @@
 //! Progress, conditions and phase: what people see.
 
-use api::{Outcome, Phase, Progress, RolloutSummary, ServingSummary, StopReason, UpdateType, conditions as cond, hash};
+use api::{Outcome, Phase, Progress, RolloutSummary, ServingSummary, StopReason, UpdateType, conditions as cond};
 use cond::Truth;
 
 use super::{Pass, later};
@@ -212,7 +212,7 @@ impl Pass<'_> {
     }
 
     fn up_to_date(&mut self) {
-        let wanted = hash::trainer(self.job);
+        let wanted = self.wanted_trainer().to_owned();
         let Some(a) = self.s.attempt.clone() else {
             self.s.pending_revision = None;
             if self.terminal() {

@@ -7,27 +7,41 @@ use super::Pass;
 use crate::{Action, ConductorSettings};
 
 impl Pass<'_> {
-    /// The settings as they should be, without a number.
-    fn wanted_settings(&self) -> (Value, ConductorSettings) {
+    /// The settings as they should be, without number and spec, and the hash of their meaning.
+    fn wanted_settings(&self) -> (String, ConductorSettings) {
         let fence = self.s.fence_asked.unwrap_or(0);
         let cordoned: Vec<String> = self.world.cordoned.iter().cloned().collect();
         // Intake stops when the trainer has: before, the batch at hand must be filled so that it can be learnt and saved.
         let paused = self.terminal() || (self.job.spec.suspend && self.s.attempt.is_none());
-        let spec = serde_json::to_value(&self.job.defaulted().spec).unwrap_or(Value::Null);
-        let meaning = json!({ "fence": fence, "cordoned": cordoned, "paused": paused, "spec": spec });
-        (meaning, ConductorSettings { number: 0, fence_attempts_up_to: fence, cordoned_nodes: cordoned, paused, spec })
+        let hash = hash::of_entries(&[
+            ("fence", &json!(fence)),
+            ("cordoned", &json!(cordoned)),
+            ("paused", &json!(paused)),
+            ("spec", self.spec_json()),
+        ]);
+        let settings = ConductorSettings {
+            number: 0,
+            fence_attempts_up_to: fence,
+            cordoned_nodes: cordoned,
+            paused,
+            spec: Value::Null,
+        };
+        (hash, settings)
+    }
+
+    fn spec_json(&self) -> &Value {
+        &self.run_json()["spec"]
     }
 
     /// True when the conductor holds exactly the settings that are wanted now.
     pub(super) fn settings_are_held(&self) -> bool {
-        let (meaning, _) = self.wanted_settings();
+        let (hash, _) = self.wanted_settings();
         let (Some(held), Some(report)) = (&self.s.settings, self.report()) else { return false };
-        held.hash == hash::of(&meaning) && report.settings_number >= held.number
+        held.hash == hash && report.settings_number >= held.number
     }
 
     pub(super) fn tell(&mut self) {
-        let (meaning, mut settings) = self.wanted_settings();
-        let hash = hash::of(&meaning);
+        let (hash, mut settings) = self.wanted_settings();
         let theirs = self.report().map_or(0, |r| r.settings_number);
         let number = match &self.s.settings {
             Some(held) if held.hash == hash => held.number,
@@ -38,6 +52,7 @@ impl Pass<'_> {
         self.s.settings = Some(SettingsHeld { number, hash });
         if self.report().is_some() && theirs < number {
             settings.number = number;
+            settings.spec = self.spec_json().clone();
             self.actions.push(Action::Tell(settings));
             self.poll();
         }

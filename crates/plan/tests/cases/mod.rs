@@ -1,16 +1,22 @@
 //! Objects and edits of them, for tests.
 #![allow(dead_code)]
 
+use std::sync::LazyLock;
+
 use api::{RLJob, RolloutPool, ServingCluster};
 use serde_json::Value;
 
 /// The quickstart's RLJob.
 pub fn job() -> RLJob {
-    let text = include_str!("../../../../examples/quickstart/rljob.yaml");
-    match plan::check(text, "rljob.yaml", &[]).unwrap().remove(0).kind {
-        api::manifest::Kind::RLJob(j) => *j,
-        other => panic!("{}", other.name()),
-    }
+    // Read once: its schema is made for it, and histories ask for thousands.
+    static JOB: LazyLock<RLJob> = LazyLock::new(|| {
+        let text = include_str!("../../../../examples/quickstart/rljob.yaml");
+        match plan::check(text, "rljob.yaml", &[]).unwrap().remove(0).kind {
+            api::manifest::Kind::RLJob(j) => *j,
+            other => panic!("{}", other.name()),
+        }
+    });
+    JOB.clone()
 }
 
 pub fn cluster() -> ServingCluster {

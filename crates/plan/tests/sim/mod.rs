@@ -12,11 +12,49 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use plan::{
-    Action, Child, ChildKind, Conductor, ConductorSettings, Images, Listing, NodeState, Report, Settings, Target,
-    World, rljob,
+    Action, Child, ChildKind, Conductor, ConductorSettings, Event, Images, Listing, NodeState, Plan, Report, Settings,
+    StorageState, Target, World, pod_facts, rljob,
 };
 
+/// `rljob::decide`, or something that is to be told from it.
+pub type Decide = fn(&RLJob, &World, Timestamp, &Settings) -> Plan<RLJobStatus>;
+
+/// What really happened to an attempt, whatever was seen of it.
+#[derive(Clone, Debug, Default)]
+pub struct Truth {
+    pub exits: BTreeSet<i32>,
+    pub disrupted: bool,
+    pub out_of_memory: bool,
+    pub pod_deleted: bool,
+    pub job_deleted: bool,
+    pub node_lost: bool,
+    /// First harm, by the operator's clock and by one that nobody sets.
+    pub first_harm: Option<(Timestamp, i64)>,
+}
+
+/// What caches showed at an earlier look.
+struct Past {
+    job: RLJob,
+    jobs: Vec<Child>,
+    pods: Vec<Pod>,
+    report: Report,
+}
+
+/// How old what a decision sees is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stale {
+    pub behind: usize,
+    /// The object itself is old, too: a status write is refused.
+    pub object: bool,
+    /// The conductor's report is old, too.
+    pub report: bool,
+}
+
 pub struct Sim {
+    pub decide: Decide,
+    /// Faults against what an API server and its users may expect panic, or are gathered.
+    pub strict: bool,
+    pub faults: Vec<(&'static str, String)>,
     pub job: RLJob,
     pub now: Timestamp,
     pub settings: Settings,
@@ -36,21 +74,46 @@ pub struct Sim {
     pub pods_linger: bool,
     /// The cache does not show Jobs.
     pub hide_jobs: bool,
+    /// A trainer that was asked to stops by itself after its checkpoint.
+    pub stops_itself: bool,
+    /// Workers are ready.
+    pub workers_ready: bool,
+    pub storage: Option<StorageState>,
     /// Engines the conductor calls ready, if not all.
     pub engines_ready: Option<u32>,
     /// Who holds the writer's role, if not we.
     pub writer: Option<(String, String)>,
     pub listing: Option<Listing>,
     pub cordoned: BTreeSet<String>,
-    /// What caches showed at earlier looks, newest last, and the object then.
-    pub past: Vec<(RLJob, Vec<Child>, Vec<Pod>)>,
+    /// Newest last; one for each change.
+    past: Vec<Past>,
+    /// What became of attempts.
+    pub truth: BTreeMap<u64, Truth>,
+    /// Nodes that had a pod of an attempt.
+    placed: BTreeSet<(String, u64)>,
+    /// How often a Job of that number was made.
+    pub made: BTreeMap<u64, u32>,
+    /// Attempts whose Job was removed by a hand before status had its uid.
+    pub removed_unseen: BTreeSet<u64>,
+    /// Writes to serving or pool that edits have given reason for.
+    template_edits: u64,
     pub created: Vec<String>,
     pub applied: Vec<String>,
     pub told: Vec<ConductorSettings>,
     pub requests: Vec<(String, bool)>,
     pub last_actions: Vec<Action>,
+    pub last_events: Vec<Event>,
+    /// The last decision saw the present, and was executed to its end.
+    pub last_whole: bool,
+    /// The last decision saw a disruption of the living attempt, and all its pods ended.
+    pub last_saw: (bool, bool),
     pub requeue: Option<Timestamp>,
     pub writes: usize,
+    /// Rises with every change of objects or report.
+    stamp: u64,
+    past_stamp: u64,
+    /// Milliseconds that passed, by a clock that nobody sets.
+    pub mono: i64,
     uids: u64,
     rank_clock: i64,
 }
@@ -65,6 +128,9 @@ impl Sim {
         let settings =
             Settings { images: Images { trainer_cpu: "trainer:1".into(), rollout: "rollout:1".into() }, ..settings };
         Self {
+            decide: rljob::decide,
+            strict: true,
+            faults: vec![],
             job,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             settings,
@@ -78,18 +144,32 @@ impl Sim {
             pods_ready: true,
             pods_linger: false,
             hide_jobs: false,
+            stops_itself: false,
+            workers_ready: true,
+            storage: None,
             engines_ready: None,
             writer: None,
             listing: None,
             cordoned: BTreeSet::new(),
             past: vec![],
+            truth: BTreeMap::new(),
+            placed: BTreeSet::new(),
+            made: BTreeMap::new(),
+            removed_unseen: BTreeSet::new(),
+            template_edits: 0,
             created: vec![],
             applied: vec![],
             told: vec![],
             requests: vec![],
             last_actions: vec![],
+            last_events: vec![],
+            last_whole: false,
+            last_saw: (false, false),
             requeue: None,
             writes: 0,
+            stamp: 1,
+            past_stamp: 0,
+            mono: 0,
             uids: 0,
             rank_clock: 0,
         }
@@ -129,16 +209,40 @@ impl Sim {
     }
 
     pub fn edit(&mut self, f: impl FnOnce(&mut RLJob)) {
+        let templates =
+            |j: &RLJob| (j.spec.serving.clone(), j.spec.rollout.clone(), j.spec.suspend, j.spec.suspend_policy.clone());
+        let before = templates(&self.job);
         f(&mut self.job);
+        // A suspension may put engines to sleep, so it counts.
+        self.template_edits += u64::from(before != templates(&self.job));
+        self.stamp += 1;
         *self.job.metadata.generation.as_mut().unwrap() += 1;
     }
 
     pub fn delete(&mut self) {
         self.job.metadata.deletion_timestamp = Some(Time(self.now));
+        self.stamp += 1;
     }
 
     pub fn advance_ms(&mut self, ms: i64) {
+        self.mono += ms;
+        self.set_clock_ms(ms);
+    }
+
+    /// Somebody sets the operator's clock.
+    pub fn set_clock_ms(&mut self, ms: i64) {
         self.now = self.now.checked_add(SignedDuration::from_millis(ms)).unwrap();
+    }
+
+    fn wait_until(&mut self, t: Timestamp) {
+        let ms = t.duration_since(self.now).as_millis();
+        self.advance_ms(i64::try_from(ms).unwrap().max(0));
+        self.now = self.now.max(t);
+    }
+
+    fn fault(&mut self, rule: &'static str, what: String) {
+        assert!(!self.strict, "{rule}: {what}");
+        self.faults.push((rule, what));
     }
 
     fn serving_mut(&mut self) -> &mut api::ServingCluster {
@@ -161,11 +265,39 @@ impl Sim {
 
     /// What a decision sees.
     pub fn world(&mut self) -> World {
-        let mut children = self.children.clone();
+        let mut world = self.lend();
+        self.children.clone_from(&world.children);
+        self.pods.clone_from(&world.pods);
         if self.hide_jobs {
-            children.retain(|c| c.kind() != ChildKind::Job);
+            world.children.retain(|c| c.kind() != ChildKind::Job);
         }
-        let there = self.children.iter().any(|c| c.kind() == ChildKind::StatefulSet);
+        world
+    }
+
+    /// The same, with the very objects: they must be given back.
+    fn lend(&mut self) -> World {
+        let conductor = match self.conductor_answers() {
+            true => Conductor::Report(Box::new(self.full_report())),
+            false => Conductor::Unreachable,
+        };
+        World {
+            children: std::mem::take(&mut self.children),
+            pods: std::mem::take(&mut self.pods),
+            nodes: self.nodes.clone(),
+            cordoned: self.cordoned.clone(),
+            conductor,
+            storage: self.storage,
+            listing: self.listing.take(),
+        }
+    }
+
+    /// It lives on a node that can be reached, and nothing keeps it from answering.
+    pub fn conductor_answers(&self) -> bool {
+        let pod = self.pods.iter().find(|p| pod_facts::role(p) == "conductor");
+        self.conductor_up && pod.is_some_and(|p| !self.on_lost_node(p))
+    }
+
+    fn full_report(&self) -> Report {
         let engines = self.children.iter().find_map(|c| match c {
             Child::ServingCluster(s) => Some(s.spec.replicas),
             _ => None,
@@ -173,20 +305,12 @@ impl Sim {
         let mut report = self.report.clone();
         report.engines = engines.unwrap_or(0);
         report.engines_ready = self.engines_ready.unwrap_or(report.engines);
-        report.workers = 2;
-        World {
-            children,
-            pods: self.pods.clone(),
-            nodes: self.nodes.clone(),
-            cordoned: self.cordoned.clone(),
-            conductor: if there && self.conductor_up {
-                Conductor::Report(Box::new(report))
-            } else {
-                Conductor::Unreachable
-            },
-            storage: None,
-            listing: self.listing.take(),
-        }
+        report.workers = if self.workers_ready { 2 } else { 0 };
+        report
+    }
+
+    fn on_lost_node(&self, pod: &Pod) -> bool {
+        pod_facts::node(pod).is_some_and(|n| self.nodes.contains_key(n))
     }
 
     /// One decision, executed.
@@ -196,39 +320,85 @@ impl Sim {
 
     /// One decision; the operator dies after its status write and this many actions.
     pub fn crash_after(&mut self, actions: usize) {
-        let world = self.world();
-        self.past.push((self.job.clone(), self.children.clone(), self.pods.clone()));
-        if self.past.len() > 12 {
-            self.past.remove(0);
+        self.remember();
+        let world = if self.hide_jobs { self.world() } else { self.lend() };
+        self.look_at(&world);
+        let plan = (self.decide)(&self.job, &world, self.now, &self.settings);
+        if !self.hide_jobs {
+            (self.children, self.pods) = (world.children, world.pods);
         }
-        let plan = rljob::decide(&self.job, &world, self.now, &self.settings);
+        self.last_whole = actions >= plan.actions.len() && !self.hide_jobs;
         self.carry_out(plan, actions, true);
+        if actions != usize::MAX {
+            // What it had listed dies with it.
+            self.listing = None;
+        }
     }
 
-    /// One decision over what caches showed some looks ago; of an old object, a status write is refused.
-    pub fn stale_pass(&mut self, behind: usize, object: bool) {
-        let Some((job, children, pods)) = self.past.iter().rev().nth(behind).cloned() else { return };
+    /// Caches of a later look may still show this.
+    fn remember(&mut self) {
+        if self.past_stamp == self.stamp {
+            return;
+        }
+        self.past_stamp = self.stamp;
+        let (jobs, report) = (self.children.iter().filter(|c| of_attempt(c)).cloned().collect(), self.full_report());
+        self.past.push(Past { job: self.job.clone(), jobs, pods: self.pods.clone(), report });
+        if self.past.len() > 8 {
+            self.past.remove(0);
+        }
+    }
+
+    /// One decision over what caches showed some changes ago; of an old object, a status write is refused.
+    pub fn stale_pass(&mut self, stale: Stale) {
+        self.remember();
+        let Some(at) = self.past.len().checked_sub(stale.behind + 1) else { return };
         let mut world = self.world();
+        let past = &self.past[at];
         // ServingCluster and RolloutPool are other watches; what matters here is Jobs and pods.
-        let jobs = |c: &Child| matches!(c.kind(), ChildKind::Job | ChildKind::ConfigMap);
-        world.children.retain(|c| !jobs(c));
-        world.children.extend(children.into_iter().filter(jobs));
-        world.pods = pods;
-        let current = !object || job.status == self.job.status && job.spec == self.job.spec;
-        let seen = if object { job } else { self.job.clone() };
-        let plan = rljob::decide(&seen, &world, self.now, &self.settings);
+        world.children.retain(|c| !of_attempt(c));
+        world.children.extend(past.jobs.iter().cloned());
+        world.pods.clone_from(&past.pods);
+        if let (Conductor::Report(r), true) = (&mut world.conductor, stale.report) {
+            **r = past.report.clone();
+        }
+        let current = !stale.object || past.job == self.job;
+        let seen = if stale.object { past.job.clone() } else { self.job.clone() };
+        // It may write what an old template says, and must then write the new one again.
+        self.template_edits += if current { 0 } else { 2 };
+        self.look_at(&world);
+        let plan = (self.decide)(&seen, &world, self.now, &self.settings);
+        self.last_whole = false;
         self.carry_out(plan, usize::MAX, current);
     }
 
-    fn carry_out(&mut self, plan: plan::Plan<RLJobStatus>, actions: usize, current: bool) {
+    /// Takes note of what the decision has before it, for whoever judges it.
+    fn look_at(&mut self, world: &World) {
+        let Some(a) = self.job.status.as_ref().and_then(|s| s.attempt.as_ref()) else { return };
+        let pods = || world.pods.iter().filter(|p| pod_facts::attempt(&p.metadata) == a.id);
+        let disrupted = pods().any(|p| {
+            pod_facts::condition(p, "DisruptionTarget").is_some_and(|(t, why, _)| t == "True" && why != MEMORY)
+        });
+        let ended = pods().count() >= a.nodes as usize && pods().all(pod_facts::ended);
+        self.last_saw = (disrupted, ended);
+    }
+
+    fn carry_out(&mut self, plan: Plan<RLJobStatus>, actions: usize, current: bool) {
         self.requeue = plan.requeue_at;
+        self.last_events = plan.events;
+        self.last_actions.clear();
         if let Some(status) = plan.status {
             if !current {
                 return;
             }
             self.writes += 1;
+            self.stamp += 1;
+            let asleep = |s: &RLJobStatus| cond::is_true(&s.conditions, cond::SUSPENDED);
+            if self.job.status.as_ref().is_some_and(asleep) != asleep(&status) {
+                // What is asked of engines in a suspension begins when the trainer has ended.
+                self.template_edits += 1;
+            }
             // Through JSON, as the API server would keep it.
-            self.job.status = Some(serde_json::from_value(serde_json::to_value(&status).unwrap()).unwrap());
+            self.job.status = Some(serde_json::from_str(&serde_json::to_string(&status).unwrap()).unwrap());
         }
         self.last_actions.clone_from(&plan.actions);
         for action in plan.actions.into_iter().take(actions) {
@@ -241,24 +411,31 @@ impl Sim {
         let fence = self.told.iter().map(|t| t.fence_attempts_up_to).max().unwrap_or(0);
         self.pods
             .iter()
-            .filter(|p| !plan::pod_facts::ended(p))
-            .filter(|p| plan::pod_facts::node(p).and_then(|n| self.nodes.get(n)) != Some(&NodeState::Gone))
-            .map(|p| plan::pod_facts::attempt(&p.metadata))
+            .filter(|p| pod_facts::role(p) == "trainer" && self.may_live(p))
+            .map(|p| pod_facts::attempt(&p.metadata))
             .filter(|n| *n > fence)
             .collect()
+    }
+
+    /// Its containers are not known to have ended, and its node is not known to be gone.
+    pub fn may_live(&self, p: &Pod) -> bool {
+        !pod_facts::ended(p) && pod_facts::node(p).and_then(|n| self.nodes.get(n)) != Some(&NodeState::Gone)
     }
 
     pub fn has_pod(&self, index: u32) -> bool {
         let Some(a) = self.job.status.as_ref().and_then(|s| s.attempt.as_ref()) else { return false };
         self.pods.iter().any(|p| {
-            plan::pod_facts::attempt(&p.metadata) == a.id
-                && plan::pod_facts::index(p) == Some(index)
-                && !plan::pod_facts::ended(p)
+            pod_facts::attempt(&p.metadata) == a.id && pod_facts::index(p) == Some(index) && !pod_facts::ended(p)
         })
     }
 
     pub fn set_node(&mut self, index: u32, state: Option<NodeState>) {
         let name = format!("node-{index}");
+        if state.is_some() {
+            // A cache may still show pods that have ended, or are gone, as running there.
+            let hit: BTreeSet<u64> = self.placed.iter().filter(|(n, _)| *n == name).map(|(_, a)| *a).collect();
+            hit.into_iter().for_each(|n| self.harm(n).node_lost = true);
+        }
         match state {
             // What is gone does not come back.
             _ if self.nodes.get(&name) == Some(&NodeState::Gone) => {}
@@ -279,31 +456,44 @@ impl Sim {
         self.checkpoints_answer = true;
         self.pods_ready = true;
         self.pods_linger = false;
-        if self.job.spec.suspend {
-            self.edit(|j| j.spec.suspend = false);
-        }
+        self.workers_ready = true;
+        self.engines_ready = None;
+        self.storage = None;
+        self.writer = None;
+        // Whatever had our names is gone.
+        self.children.retain(|c| c.label(labels::RLJOB_UID) == Some("uid-run"));
         let gone = self.nodes.clone();
-        let stays = |p: &Pod| plan::pod_facts::node(p).is_none_or(|n| !gone.contains_key(n));
+        let stays = |p: &Pod| pod_facts::node(p).is_none_or(|n| !gone.contains_key(n));
         self.drop_pods(stays, "PodFailurePolicy", "Pod has condition DisruptionTarget");
     }
 
     fn execute(&mut self, action: Action) {
         match action {
             Action::Create(child) => {
+                let taken = self.children.iter().any(|c| c.kind() == child.kind() && c.name() == child.name());
                 if let Child::Job(j) = &child {
-                    let n = plan::pod_facts::attempt(&j.metadata);
-                    let known = self.job.status.as_ref().map_or(0, |s| s.attempts);
-                    assert!(n <= known, "Job {n} is made when status knows of {known}");
+                    self.check_creation(pod_facts::attempt(&j.metadata), taken);
                 }
-                if !self.children.iter().any(|c| c.kind() == child.kind() && c.name() == child.name()) {
+                // What an owner that is gone would own is collected at once.
+                if !taken && !self.is_gone() {
                     self.store(child, true);
                 }
             }
-            Action::Apply(child) => self.store(child, false),
+            Action::Apply(child) => {
+                if matches!(child.kind(), ChildKind::ServingCluster | ChildKind::RolloutPool) {
+                    if self.template_edits == 0 || self.children.contains(&child) {
+                        let what = format!("{:?} is written although no template was edited", child.kind());
+                        self.fault("nothing that happens to a trainer writes to serving or pool", what);
+                    }
+                    self.template_edits = self.template_edits.saturating_sub(1);
+                }
+                self.store(child, false)
+            }
             Action::Delete(target) => self.remove(&target),
-            Action::DeletePod { uid, .. } => self.end_pod(&uid),
+            Action::DeletePod { uid, force, .. } => self.end_pod(&uid, force),
             Action::Tell(settings) => {
-                if self.conductor_up && self.conductor_holds && settings.number > self.report.settings_number {
+                if self.conductor_answers() && self.conductor_holds && settings.number > self.report.settings_number {
+                    self.stamp += 1;
                     self.report.settings_number = settings.number;
                     self.told.push(settings);
                 }
@@ -314,7 +504,13 @@ impl Sim {
                 }
                 if self.checkpoints_answer && self.report.attempt == attempt && self.report.checkpoints_done.insert(id)
                 {
+                    self.stamp += 1;
                     self.report.commits += 1;
+                    if then_stop && self.stops_itself {
+                        let alive = |p: &&Pod| pod_facts::attempt(&p.metadata) == attempt && !pod_facts::ended(p);
+                        let ranks: Vec<u32> = self.pods.iter().filter(alive).filter_map(pod_facts::index).collect();
+                        ranks.into_iter().for_each(|i| self.exit_pod_of(attempt, i, 75));
+                    }
                 }
             }
             Action::ConfirmGone => {
@@ -326,17 +522,65 @@ impl Sim {
                         _ => None,
                     })
                     .collect();
-                let pods: Vec<Pod> =
-                    self.pods.iter().filter(|p| plan::pod_facts::role(p) == "trainer").cloned().collect();
+                let pods: Vec<Pod> = self.pods.iter().filter(|p| pod_facts::role(p) == "trainer").cloned().collect();
                 self.listing = Some(Listing::of(&jobs, &pods));
             }
-            Action::AddFinalizer(f) => self.job.metadata.finalizers.get_or_insert_default().push(f.into()),
-            Action::RemoveFinalizer(f) => self.job.metadata.finalizers.get_or_insert_default().retain(|x| x != f),
+            Action::AddFinalizer(f) => {
+                self.stamp += 1;
+                let list = self.job.metadata.finalizers.get_or_insert_default();
+                if !list.iter().any(|x| x == f) {
+                    list.push(f.into());
+                }
+            }
+            Action::RemoveFinalizer(f) => {
+                self.stamp += 1;
+                let alive = |p: &&Pod| !pod_facts::ended(p) && !self.on_lost_node(p);
+                let left: Vec<String> = self
+                    .children
+                    .iter()
+                    .filter(|c| matches!(c.kind(), ChildKind::Job | ChildKind::StatefulSet))
+                    .map(|c| c.name().to_owned())
+                    .chain(self.pods.iter().filter(alive).map(|p| pod_facts::name(p).to_owned()))
+                    .collect();
+                if !left.is_empty() {
+                    self.fault("a deleted run is let go when nothing of it can write", format!("{left:?}"));
+                }
+                self.job.metadata.finalizers.get_or_insert_default().retain(|x| x != f)
+            }
+        }
+    }
+
+    /// It was deleted, and nothing held it any more.
+    fn is_gone(&self) -> bool {
+        self.job.metadata.deletion_timestamp.is_some() && self.finalizers().is_empty()
+    }
+
+    /// A Job that is asked for: once, and its number is known before.
+    fn check_creation(&mut self, n: u64, taken: bool) {
+        let status = self.job.status.as_ref();
+        let known = status.and_then(|s| s.attempt.as_ref()).map(|a| a.id);
+        if known != Some(n) || status.is_none_or(|s| s.attempts < n) {
+            self.fault("status knows a number before its Job is made", format!("Job {n}, and status says {known:?}"));
+        }
+        if taken {
+            return;
+        }
+        let times = self.made.entry(n).or_default();
+        *times += 1;
+        let again = *times > 1;
+        if again && !self.removed_unseen.contains(&n) {
+            self.fault("a Job is made once", format!("Job {n} is made again"));
+        }
+        let left = self.pods.iter().find(|p| pod_facts::attempt(&p.metadata) == n && self.may_live(p));
+        if let Some(pod) = left {
+            let what = format!("Job {n} is made while {} may live", pod_facts::name(pod));
+            self.fault("a Job is made once", what);
         }
     }
 
     fn store(&mut self, mut child: Child, new: bool) {
         let line = format!("{:?} {}", child.kind(), child.name());
+        self.stamp += 1;
         if new {
             self.created.push(line)
         } else {
@@ -363,32 +607,35 @@ impl Sim {
             gone
         };
         for c in gone {
-            if let Child::Job(j) = &c {
-                let n = plan::pod_facts::attempt(&j.metadata);
-                let uids: Vec<String> = self
-                    .pods
-                    .iter()
-                    .filter(|p| plan::pod_facts::attempt(&p.metadata) == n)
-                    .filter_map(|p| p.metadata.uid.clone())
-                    .collect();
-                uids.iter().for_each(|u| self.end_pod(u));
-            }
+            self.stamp += 1;
+            let dependent = |p: &&Pod| match &c {
+                Child::Job(j) => pod_facts::attempt(&p.metadata) == pod_facts::attempt(&j.metadata) && trainer(p),
+                Child::StatefulSet(_) => pod_facts::role(p) == "conductor",
+                _ => false,
+            };
+            let uids: Vec<String> = self.pods.iter().filter(dependent).filter_map(|p| p.metadata.uid.clone()).collect();
+            uids.iter().for_each(|u| self.end_pod(u, false));
         }
     }
 
     /// Deletion of a pod: gone at once on a healthy node, marked on a lost one.
-    fn end_pod(&mut self, uid: &str) {
+    fn end_pod(&mut self, uid: &str, force: bool) {
         let linger = self.pods_linger;
+        let stamp = &mut self.stamp;
         let nodes = self.nodes.clone();
         let now = self.now;
         let lost =
-            |p: &Pod| plan::pod_facts::node(p).and_then(|n| nodes.get(n)).is_some_and(|n| *n == NodeState::Unreachable);
+            |p: &Pod| pod_facts::node(p).and_then(|n| nodes.get(n)).is_some_and(|n| *n == NodeState::Unreachable);
         self.pods.retain_mut(|p| {
             if p.metadata.uid.as_deref() != Some(uid) {
                 return true;
             }
+            let stays = !force && (linger && trainer(p) || lost(p));
+            if !stays || p.metadata.deletion_timestamp.is_none() {
+                *stamp += 1;
+            }
             p.metadata.deletion_timestamp.get_or_insert(Time(now));
-            linger || lost(p)
+            stays
         });
     }
 
@@ -398,21 +645,32 @@ impl Sim {
         let claims = self.report.attempt;
         let writer = self.writer.clone().or_else(|| Some((name, uid.clone())));
         let mut new = Vec::new();
+        let workers = if self.workers_ready { 2 } else { 0 };
+        let stamp = &mut self.stamp;
         for c in &mut self.children {
             match c {
                 Child::ServingCluster(s) => {
                     let status = s.status.get_or_insert_default();
+                    let writer =
+                        writer.as_ref().map(|(rljob, uid)| api::Writer { rljob: rljob.clone(), uid: uid.clone() });
+                    if status.ready_replicas != s.spec.replicas || status.weights.writer != writer {
+                        *stamp += 1;
+                    }
                     status.ready_replicas = s.spec.replicas;
-                    status.weights.writer = writer.clone().map(|(rljob, uid)| api::Writer { rljob, uid });
+                    status.weights.writer = writer;
                 }
                 Child::RolloutPool(p) => {
                     let status = p.status.get_or_insert_default();
+                    if status.ready_replicas != workers {
+                        *stamp += 1;
+                    }
                     status.replicas = 2;
-                    status.ready_replicas = 2;
+                    status.ready_replicas = workers;
                 }
                 Child::Job(j) if j.status.is_none() => {
+                    *stamp += 1;
                     j.status = Some(JobStatus::default());
-                    let n = plan::pod_facts::attempt(&j.metadata);
+                    let n = pod_facts::attempt(&j.metadata);
                     for i in 0..j.spec.as_ref().and_then(|s| s.completions).unwrap_or(0) {
                         new.push((n, i, j.metadata.name.clone().unwrap()));
                     }
@@ -420,11 +678,13 @@ impl Sim {
                 _ => {}
             }
         }
+        self.conductor_pod(&uid);
         for (attempt, index, job) in new {
             self.uids += 1;
             // The scheduler avoids lost nodes.
             let node = format!("node-{index}");
             let node = if self.nodes.contains_key(&node) { format!("{node}-spare") } else { node };
+            self.placed.insert((node.clone(), attempt));
             let labels = BTreeMap::from([
                 (labels::RLJOB_UID.to_owned(), uid.clone()),
                 (labels::ROLE.to_owned(), "trainer".to_owned()),
@@ -442,14 +702,22 @@ impl Sim {
                 status: Some(PodStatus { phase: Some("Running".into()), ..PodStatus::default() }),
             });
         }
-        if self.pods_ready {
-            for p in self.pods.iter_mut().filter(|p| p.metadata.deletion_timestamp.is_none()) {
-                let lost = plan::pod_facts::node(p).and_then(|n| self.nodes.get(n)).is_some();
-                let running = plan::pod_facts::phase(p) == "Running" && !lost;
-                set_condition(p, "Ready", if running { "True" } else { "False" }, "");
-                if running {
-                    self.report.attempt = self.report.attempt.max(plan::pod_facts::attempt(&p.metadata));
-                }
+        let fence = self.fence();
+        let answers = self.conductor_answers();
+        for p in self.pods.iter_mut().filter(|p| trainer(p) && p.metadata.deletion_timestamp.is_none()) {
+            let lost = pod_facts::node(p).and_then(|n| self.nodes.get(n)).is_some();
+            let running = pod_facts::phase(p) == "Running" && !lost;
+            let was = pod_facts::ready(p);
+            // Ready is the first claim's: it stays while the pod runs.
+            let ready = running && (was || self.pods_ready);
+            if ready != was {
+                self.stamp += 1;
+                set_condition(p, "Ready", if ready { "True" } else { "False" }, "");
+            }
+            let n = pod_facts::attempt(&p.metadata);
+            if ready && answers && n > fence && n > self.report.attempt {
+                self.stamp += 1;
+                self.report.attempt = n;
             }
         }
         if self.report.attempt > claims {
@@ -459,29 +727,65 @@ impl Sim {
         if !self.pods_linger {
             let nodes = self.nodes.clone();
             let stays = |p: &Pod| {
-                let held =
-                    plan::pod_facts::node(p).and_then(|n| nodes.get(n)).is_some_and(|n| *n == NodeState::Unreachable);
-                p.metadata.deletion_timestamp.is_none() || held || plan::pod_facts::ended(p)
+                let held = pod_facts::node(p).and_then(|n| nodes.get(n)).is_some_and(|n| *n == NodeState::Unreachable);
+                p.metadata.deletion_timestamp.is_none() || held || trainer(p) && pod_facts::ended(p)
             };
             self.drop_pods(stays, "BackoffLimitExceeded", "");
         }
     }
 
+    /// The highest attempt the conductor refuses.
+    pub fn fence(&self) -> u64 {
+        self.told.iter().map(|t| t.fence_attempts_up_to).max().unwrap_or(0)
+    }
+
+    /// The StatefulSet's controller makes the conductor's pod, again where a node can be reached.
+    fn conductor_pod(&mut self, uid: &str) {
+        let wanted = self.children.iter().any(|c| c.kind() == ChildKind::StatefulSet);
+        if !wanted || self.pods.iter().any(|p| pod_facts::role(p) == "conductor") {
+            return;
+        }
+        self.stamp += 1;
+        self.uids += 1;
+        let node = if self.nodes.contains_key("node-2") { "node-2-spare" } else { "node-2" };
+        let labels = [(labels::RLJOB_UID, uid), (labels::ROLE, "conductor")];
+        self.pods.push(Pod {
+            metadata: ObjectMeta {
+                name: Some("sort5-grpo-conductor-0".into()),
+                uid: Some(format!("p{}", self.uids)),
+                labels: Some(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PodSpec { node_name: Some(node.into()), ..PodSpec::default() }),
+            status: Some(PodStatus { phase: Some("Running".into()), ..PodStatus::default() }),
+        });
+    }
+
     /// Pod objects vanish; a Job that still wanted them fails.
     fn drop_pods(&mut self, stays: impl Fn(&Pod) -> bool, reason: &str, message: &str) {
+        if self.pods.iter().all(&stays) {
+            return;
+        }
+        self.stamp += 1;
         let gone: BTreeSet<u64> =
-            self.pods.iter().filter(|p| !stays(p)).map(|p| plan::pod_facts::attempt(&p.metadata)).collect();
+            self.pods.iter().filter(|p| trainer(p) && !stays(p)).map(|p| pod_facts::attempt(&p.metadata)).collect();
         self.pods.retain(|p| stays(p));
-        gone.into_iter().for_each(|n| self.fail_job(n, reason, message));
+        for n in gone {
+            if message.contains("DisruptionTarget") {
+                self.harm(n).node_lost = true;
+            }
+            self.fail_job(n, reason, message);
+        }
     }
 
     fn fail_job(&mut self, attempt: u64, reason: &str, message: &str) {
         for c in &mut self.children {
             if let Child::Job(j) = c
-                && plan::pod_facts::attempt(&j.metadata) == attempt
+                && pod_facts::attempt(&j.metadata) == attempt
             {
                 let conditions = j.status.get_or_insert_default().conditions.get_or_insert_default();
                 if conditions.is_empty() {
+                    self.stamp += 1;
                     conditions.push(JobCondition {
                         type_: "FailureTarget".into(),
                         status: "True".into(),
@@ -499,25 +803,31 @@ impl Sim {
         let failed: BTreeSet<u64> = self
             .pods
             .iter()
-            .filter(|p| plan::pod_facts::phase(p) == "Failed")
-            .map(|p| plan::pod_facts::attempt(&p.metadata))
+            .filter(|p| pod_facts::phase(p) == "Failed")
+            .map(|p| pod_facts::attempt(&p.metadata))
             .collect();
         failed.into_iter().for_each(|n| self.fail_job(n, "BackoffLimitExceeded", ""));
     }
 
     /// Decides until nothing changes at this instant.
     pub fn run(&mut self) {
+        self.run_watched(&mut |_| true);
+    }
+
+    /// The same; `look` sees every decision when it has been executed, and says whether to go on.
+    pub fn run_watched(&mut self, look: &mut impl FnMut(&mut Sim) -> bool) {
         for _ in 0..60 {
-            let before = self.snapshot();
+            let before = self.stamp;
             self.pass();
+            if !look(self) {
+                return;
+            }
             self.settle();
-            if self.snapshot() == before && self.listing.is_none() {
+            if self.stamp == before && self.listing.is_none() {
                 // What only waits for a short time to pass.
                 let near = |t: Timestamp| t.duration_since(self.now) <= SignedDuration::from_millis(250);
                 match self.requeue {
-                    Some(t) if near(t) && (self.ending() || !self.last_actions.is_empty()) => {
-                        self.now = t.max(self.now)
-                    }
+                    Some(t) if near(t) && (self.ending() || !self.last_actions.is_empty()) => self.wait_until(t),
                     _ => return,
                 }
             }
@@ -540,7 +850,7 @@ impl Sim {
             }
             // Long waits are walked in twenty steps at most: polls in between find nothing new.
             let step = self.now.checked_add(SignedDuration::from_millis((ms / 20).max(100))).unwrap();
-            self.now = next.max(step.min(end)).min(end);
+            self.wait_until(next.max(step.min(end)).min(end));
         }
     }
 
@@ -548,22 +858,33 @@ impl Sim {
         self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).is_some_and(|a| a.ending.is_some())
     }
 
-    fn snapshot(&self) -> (RLJob, Vec<Child>, Vec<Pod>, Report) {
-        (self.job.clone(), self.children.clone(), self.pods.clone(), self.report.clone())
+    fn living(&self) -> u64 {
+        self.status().attempt.as_ref().expect("no attempt lives").id
     }
 
-    fn pod_mut(&mut self, index: u32) -> &mut Pod {
-        let attempt = self.status().attempt.as_ref().expect("no attempt lives").id;
+    fn harm(&mut self, attempt: u64) -> &mut Truth {
+        self.stamp += 1;
+        let t = self.truth.entry(attempt).or_default();
+        t.first_harm.get_or_insert((self.now, self.mono));
+        t
+    }
+
+    fn pod_mut(&mut self, attempt: u64, index: u32) -> &mut Pod {
         self.pods
             .iter_mut()
-            .find(|p| plan::pod_facts::attempt(&p.metadata) == attempt && plan::pod_facts::index(p) == Some(index))
+            .find(|p| pod_facts::attempt(&p.metadata) == attempt && pod_facts::index(p) == Some(index))
             .expect("no such pod")
     }
 
     pub fn exit_pod(&mut self, index: u32, code: i32) {
+        self.exit_pod_of(self.living(), index, code);
+    }
+
+    fn exit_pod_of(&mut self, attempt: u64, index: u32, code: i32) {
+        self.harm(attempt).exits.insert(code);
         self.rank_clock += 1;
         let at = Timestamp::from_second(1_700_000_000 + self.rank_clock).unwrap();
-        let pod = self.pod_mut(index);
+        let pod = self.pod_mut(attempt, index);
         let status = pod.status.as_mut().unwrap();
         status.phase = Some(if code == 0 { "Succeeded".into() } else { "Failed".into() });
         status.container_statuses = Some(vec![ContainerStatus {
@@ -582,7 +903,12 @@ impl Sim {
 
     pub fn disrupt_pod(&mut self, index: u32, reason: &str) {
         let now = Time(self.now);
-        let pod = self.pod_mut(index);
+        let attempt = self.living();
+        match reason {
+            MEMORY => self.harm(attempt).out_of_memory = true,
+            _ => self.harm(attempt).disrupted = true,
+        }
+        let pod = self.pod_mut(attempt, index);
         set_condition(pod, "DisruptionTarget", "True", reason);
         set_condition(pod, "Ready", "False", "");
         pod.metadata.deletion_timestamp = Some(now);
@@ -590,15 +916,47 @@ impl Sim {
 
     pub fn delete_pod_by_hand(&mut self, index: u32) {
         let now = Time(self.now);
-        self.pod_mut(index).metadata.deletion_timestamp = Some(now);
+        let attempt = self.living();
+        self.harm(attempt).pod_deleted = true;
+        self.pod_mut(attempt, index).metadata.deletion_timestamp = Some(now);
+    }
+
+    /// A hand deletes the Job but leaves its pods (`--cascade=orphan`).
+    pub fn orphan_pods_by_hand(&mut self) {
+        let alive = |p: &Pod| p.metadata.deletion_timestamp.is_none();
+        let left: Vec<String> =
+            self.pods.iter().filter(|p| trainer(p) && alive(p)).filter_map(|p| p.metadata.uid.clone()).collect();
+        let linger = std::mem::replace(&mut self.pods_linger, true);
+        self.delete_job_by_hand();
+        self.pods_linger = linger;
+        for p in self.pods.iter_mut().filter(|p| p.metadata.uid.as_ref().is_some_and(|u| left.contains(u))) {
+            p.metadata.deletion_timestamp = None;
+        }
     }
 
     pub fn delete_job_by_hand(&mut self) {
         if let Some(job) = self.children.iter().find(|c| c.kind() == ChildKind::Job) {
             let target = job.target(false);
+            let n = pod_facts::attempt(job.metadata());
+            let living = self.job.status.as_ref().and_then(|s| s.attempt.as_ref());
+            if living.is_none_or(|a| a.id == n && a.job_uid.is_none()) {
+                self.removed_unseen.insert(n);
+            }
+            self.harm(n).job_deleted = true;
             self.remove(&target);
         }
     }
+}
+
+/// Reason of an eviction for memory.
+pub const MEMORY: &str = "TerminationByKubelet";
+
+fn of_attempt(c: &Child) -> bool {
+    matches!(c.kind(), ChildKind::Job | ChildKind::ConfigMap)
+}
+
+fn trainer(p: &Pod) -> bool {
+    pod_facts::role(p) == "trainer"
 }
 
 fn set_condition(pod: &mut Pod, type_: &str, status: &str, reason: &str) {
