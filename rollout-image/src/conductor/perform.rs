@@ -8,16 +8,15 @@ use conductor::{
     convert::{Conversion, WarmRow},
 };
 use rl::GroupAdvantage;
-use sglang::{DiskTransport, Engine, EngineError, HttpEngine, PauseMode, Publication, WeightTransport};
+use sglang::{DiskTransport, Engine, HttpEngine, Publication, UpdateLimits, update_engine};
 use straw::{Ref, Store, Writer};
 use tokio::runtime::Handle;
 
 use super::{inbox::Inbox, scoring, setup::Setup, tiles};
 
-/// A pause waits until nothing runs any more.
-const PAUSE_LIMIT: Duration = Duration::from_secs(60);
-/// Loading weights is reading a folder.
-const UPDATE_LIMIT: Duration = Duration::from_secs(600);
+/// Of bringing an engine to a version.
+const UPDATE_LIMITS: UpdateLimits =
+    UpdateLimits { pause: Duration::from_secs(60), load: Duration::from_secs(600), short: SHORT_LIMIT };
 /// Everything else an engine does at once.
 const SHORT_LIMIT: Duration = Duration::from_secs(10);
 /// Folders that hold one folder per commit and per version.
@@ -145,26 +144,13 @@ impl Performer {
         // Engines mount the volume where we do.
         let publication = Publication { version, folder: self.path(&folder).display().to_string() };
         self.runtime.spawn(async move {
-            let result = update(&engine, &DiskTransport, &publication).await;
+            let result = update_engine(&engine, &DiskTransport, &publication, UPDATE_LIMITS).await;
             if let Err(error) = &result {
                 tracing::warn!(url, version, %error, "an engine did not take its weights");
             }
             inbox.post(Event::EngineUpdated { url, version, result: result.map_err(|error| error.to_string()) });
         });
     }
-}
-
-/// Prepare while it still generates, pause, swap, and believe only what it says it serves.
-async fn update(
-    engine: &dyn Engine,
-    transport: &dyn WeightTransport,
-    publication: &Publication,
-) -> Result<(), EngineError> {
-    transport.prepare(engine, publication, UPDATE_LIMIT).await?;
-    // Requests in flight are computed again with the new weights; in Sync mode there are none.
-    engine.pause(PauseMode::Retract, PAUSE_LIMIT).await?;
-    transport.apply(engine, publication, UPDATE_LIMIT).await?;
-    transport.acknowledge(engine, publication, SHORT_LIMIT).await
 }
 
 fn convert_batch(
