@@ -271,6 +271,8 @@ pub struct SampleMeta {
     pub status: SampleStatus,
     /// Raw reward.
     pub reward: f64,
+    /// Temperature it was drawn at: its log-probs are of that distribution.
+    pub temperature: f64,
     /// Versions of its response tokens, in order, without gaps.
     pub versions: Vec<VersionSpan>,
     /// Engine that produced it.

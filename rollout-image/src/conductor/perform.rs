@@ -52,8 +52,10 @@ impl Performer {
             Command::Reply(id, reply) => self.inbox.answer(id, reply),
             Command::Convert { step, groups, advantage } => {
                 let (store, writer) = (self.store.clone(), self.writer.clone());
+                // What the trainer computes at.
+                let temperature = self.setup.config.frozen.sampling.temperature;
                 self.blocking(move || {
-                    let result = convert_batch(&store, &writer, step, &groups, advantage);
+                    let result = convert_batch(&store, &writer, step, &groups, advantage, temperature);
                     Event::Converted { step, result: result.map(Box::new).map_err(|error| format!("{error:#}")) }
                 });
             }
@@ -159,6 +161,7 @@ fn convert_batch(
     step: u64,
     groups: &[(u64, Ref)],
     advantage: GroupAdvantage,
+    temperature: f64,
 ) -> anyhow::Result<Converted> {
     let groups = groups
         .iter()
@@ -167,7 +170,10 @@ fn convert_batch(
             rollout::read_group(&record).with_context(|| format!("reading group {group_index}"))
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let Conversion { record, shapes, stats } = convert::rl_batch(step, &groups, advantage)?;
+    let Conversion { record, shapes, stats, left_out } = convert::rl_batch(step, &groups, advantage, temperature)?;
+    if !left_out.is_empty() {
+        tracing::warn!(step, ?left_out, "samples were left out of a batch");
+    }
     let written = writer.publish(&format!("step-{step}"), std::slice::from_ref(&record))?;
     let batch = written.into_iter().next().context("straw gave no reference")?;
     Ok(Converted::new(batch, &shapes, stats))
