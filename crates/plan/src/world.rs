@@ -115,6 +115,8 @@ pub struct Report {
     pub reward_mean: Option<f64>,
     /// The first thing the run waits for, for people.
     pub waiting_for: Option<String>,
+    /// More of the last samples than may be could not be generated or judged.
+    pub samples_invalid: bool,
 }
 
 /// A consistent list (not from a cache) of this run's trainer objects.
