@@ -60,6 +60,8 @@ pub enum Ended {
 pub enum Event<'a> {
     /// The claim was answered.
     Claimed(&'a ClaimReply),
+    /// The volume cannot hold a checkpoint. Rank 0 only.
+    ShortOfSpace(&'a str),
     /// Weights and optimizer are in memory.
     Loaded {
         /// Digest of the weights.
@@ -145,6 +147,12 @@ impl Loop {
             let _busy = self.link.as_ref().map(|link| link.busy(0));
             Trainer::start(self.groups.clone(), self.backend.clone(), &self.volume, self.faults.clone(), claim)?
         };
+        if self.link.is_some()
+            && let Some(short) = trainer.short_of_space()
+        {
+            tracing::warn!("{short}");
+            observer(Event::ShortOfSpace(&short));
+        }
         observer(Event::Loaded { weights_digest: trainer.weights_digest()? });
         self.faults.at(Point::Loaded)?;
 
