@@ -5,7 +5,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
-use conductor::{Command, Event, OrderKind, Record, Reply, RunConfig, TilesProblem};
+use conductor::{Command, Error, Event, OrderKind, Record, Reply, RunConfig, State, TilesProblem};
 use control::wire::{Report, ReportRequest, Start};
 use world::{
     Faults, World,
@@ -154,6 +154,18 @@ fn all_parts_resume_from_the_last_commit_in_the_journal_and_half_saved_ones_are_
     world.run(0, 1_000_000);
     assert_eq!(trained_since(&world, crash), (10..40).collect::<Vec<_>>());
     world.check_end();
+}
+
+#[test]
+fn a_run_that_has_lost_its_journal_is_refused_and_does_not_begin_anew() {
+    let mut world = World::new(7, plain(false, 40, 10), Faults::default());
+    world.until("step 10 is committed", |w| committed(w) == Some(10));
+    let found: Vec<String> = world.folders().iter().cloned().collect();
+    let refused = State::default().check_volume(&found).unwrap_err();
+    assert!(matches!(&refused, Error::JournalLost { folder } if found.contains(folder)), "{refused}");
+    assert!(refused.to_string().contains("tiles/step-000010"), "{refused}");
+    assert!(world.state().check_volume(&found).is_ok(), "with its journal it goes on");
+    assert!(State::default().check_volume(&[]).is_ok(), "a new run begins in an empty folder");
 }
 
 #[test]

@@ -194,7 +194,7 @@ fn convert_warm(setup: &Setup, writer: &Writer, first: u64, rows: &[Vec<u64>]) -
 }
 
 /// Folders of tiles and weights; an error means none: what is not seen is not deleted.
-fn list_folders(root: &std::path::Path) -> Vec<String> {
+pub fn list_folders(root: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for kind in KINDS {
         let Ok(entries) = std::fs::read_dir(root.join(kind)) else { continue };
