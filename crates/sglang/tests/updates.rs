@@ -74,10 +74,14 @@ fn limits(pause: Duration) -> UpdateLimits {
     UpdateLimits { pause, load: Duration::from_secs(60), short: Duration::from_secs(60) }
 }
 
+/// Gives up on what will never hold, so that a fault is told and not waited for.
 async fn until(holds: impl Fn() -> bool) {
-    while !holds() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap();
 }
 
 #[tokio::test]
