@@ -8,7 +8,7 @@ use control::{
     names::{Names, http_client},
     server,
 };
-use rollout::{Worker, WorkerOptions};
+use rollout::{Figures, Worker, WorkerOptions};
 
 /// Flags of a worker; who it is and where its volume lies comes from the environment.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,6 +29,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let identity = Identity::from_env()?;
     let token = variable("THRESH_TOKEN", "the pool's bearer token")?;
     let http = http_client(Names::from_env())?;
+    let health = Health::starting("listening");
+    let figures = Figures::register(health.registry())?;
     let worker = Worker::new(
         WorkerOptions {
             name: identity.pod,
@@ -38,8 +40,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             drain: Duration::from_secs(options.drain_timeout_secs),
         },
         http,
+        figures,
     );
-    let health = Health::starting("listening");
     let routes = server::with_bearer(worker.routes(), &token).merge(health.router());
     let listener = tokio::net::TcpListener::bind(options.listen).await?;
     tracing::info!(address = %options.listen, worker = %worker.id().name, "worker serves");

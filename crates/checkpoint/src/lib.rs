@@ -42,5 +42,5 @@ pub use meta::{Meta, Position, Rng};
 pub use publish::{ExportTypes, FILE_BYTES_MAX, PublishTo, publish};
 pub use rect::{Rect, rectangles};
 pub use safetensors_file::{SafetensorsFile, TensorInfo};
-pub use save::{INDEX_FILE, META_FILE, Saved, save};
+pub use save::{INDEX_FILE, META_FILE, Saved, bytes_of_save, save};
 pub use shard::weights_digest;

@@ -55,7 +55,8 @@ struct Written {
 ///
 /// # Errors
 /// [`Error::Exists`] if the folder is complete already; [`Error::Io`]; [`Error::Rank`] if another rank failed. After
-/// an error there is no index, so the folder is nothing; a further try may use it again.
+/// an error there is no index, so the folder is nothing, and what was written of it is removed: on a full disk its half
+/// would be in the way of the next try, which may use the same folder.
 pub fn save(
     disk: &dyn Disk,
     folder: &Path,
@@ -68,6 +69,35 @@ pub fn save(
     let world = &*groups.world;
     let first = world.rank() == 0;
     agree(world, if first { begin(disk, folder) } else { Ok(()) })?;
+    let saved = write(disk, folder, groups, be, store, optimizer, position);
+    // A rank that is lost may still be writing; what it leaves is swept later.
+    let all_there = !matches!(saved, Err(Error::Tensor(_)));
+    if saved.is_err() && all_there && first {
+        drop(disk.remove_dir_all(folder));
+    }
+    saved
+}
+
+/// Bytes of the tiles that a save writes, all ranks together. The volume must hold one more than it keeps.
+pub fn bytes_of_save(store: &ParamStore) -> u64 {
+    let elements: u64 = store.specs().iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum();
+    let state = STATE.len() * store.dtype().accumulator().size();
+    // Weights in the accumulator's type are the masters, and are not written twice.
+    let weights = if store.dtype() == store.dtype().accumulator() { 0 } else { store.dtype().size() };
+    elements * (state + weights) as u64
+}
+
+fn write(
+    disk: &dyn Disk,
+    folder: &Path,
+    groups: &Groups,
+    be: &dyn Backend,
+    store: &ParamStore,
+    optimizer: &DistOptimizer,
+    position: &Position,
+) -> Result<Saved> {
+    let world = &*groups.world;
+    let first = world.rank() == 0;
     let written = write_rank(disk, folder, world.rank(), be, store, optimizer);
     let written = written.and_then(|w| serde_json::to_vec(&w).map_err(|e| Error::damaged(folder, e.to_string())));
     let all = exchange(world, written)?;

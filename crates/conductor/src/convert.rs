@@ -1,6 +1,8 @@
 //! Raw groups to one converted batch, once: rewards become advantages over `group_index`, masks become per-rollout sums.
 //! Pure: the binary reads the groups and writes the batch.
 
+use std::collections::BTreeMap;
+
 use control::wire::{BatchMeta, Phase, SampleStatus};
 use rl::{GroupAdvantage, RewardedSample};
 use rollout::{Group, Sample};
@@ -18,6 +20,8 @@ pub struct Conversion {
     pub shapes: Vec<Shape>,
     /// What people are shown.
     pub stats: BatchStats,
+    /// Samples left out, by cause.
+    pub left_out: BTreeMap<&'static str, u64>,
 }
 
 /// A converted batch as the journal knows it.
@@ -94,20 +98,21 @@ pub struct BatchStats {
 /// Rollout ids of a group's samples are `group_index * SAMPLES_MAX + index`.
 pub const SAMPLES_MAX: u64 = 1024;
 
-/// The batch of RL step `step`. Samples that failed, or whose parts do not fit together, take no part: neither in the
-/// baseline of their group nor in the loss.
+/// The batch of RL step `step`, for a trainer that computes at `temperature`. Samples that failed, whose parts do not fit
+/// together, or that were drawn at another temperature (their log-probs are of another distribution), take no part: neither
+/// in the baseline of their group nor in the loss.
 ///
 /// # Errors
 /// When no sample is usable, or a tensor cannot be made.
-pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage) -> Result<Conversion, Error> {
+pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage, temperature: f64) -> Result<Conversion, Error> {
     let bad = |what: String| Error::Conversion { step: format!("step {step}"), what };
     let mut rows = Rows::default();
     let mut rewarded = Vec::new();
-    let mut left_out = 0;
+    let mut left_out = BTreeMap::new();
     for group in groups {
         for sample in &group.samples {
-            if let Err(_why) = usable(sample) {
-                left_out += 1;
+            if let Err(cause) = usable(sample, temperature) {
+                *left_out.entry(cause).or_insert(0) += 1;
                 continue;
             }
             let rollout_id = group.group_index * SAMPLES_MAX + u64::from(sample.meta.index);
@@ -120,7 +125,7 @@ pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage) -> Resul
         }
     }
     if rewarded.is_empty() {
-        return Err(bad(format!("none of {left_out} samples is usable")));
+        return Err(bad(format!("none of {} samples is usable: {left_out:?}", left_out.values().sum::<u64>())));
     }
     let advantages = advantage.advantages(&rewarded).map_err(|error| bad(error.to_string()))?;
     let n = rewarded.len() as f64;
@@ -129,7 +134,7 @@ pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage) -> Resul
     let zero = advantages.groups.iter().filter(|group| group.zero_variance).count();
     let stats = BatchStats {
         samples: rewarded.len() as u64,
-        left_out,
+        left_out: left_out.values().sum(),
         reward: mean,
         reward_std: (rewards.iter().map(|r| (r - mean) * (r - mean)).sum::<f64>() / n).sqrt(),
         zero_std_groups: zero as f64 / advantages.groups.len().max(1) as f64,
@@ -139,7 +144,8 @@ pub fn rl_batch(step: u64, groups: &[Group], advantage: GroupAdvantage) -> Resul
         response_tokens: rows.mask.len() as u64,
     };
     rows.advantages = advantages.values.iter().map(|value| *value as f32).collect();
-    rows.into_conversion(Phase::Rl, step, stats).map_err(|error| bad(error.to_string()))
+    let made = rows.into_conversion(Phase::Rl, step, stats).map_err(|error| bad(error.to_string()))?;
+    Ok(Conversion { left_out, ..made })
 }
 
 /// A row to imitate, as tokens.
@@ -183,8 +189,8 @@ pub fn warm_batch(step: u64, rows: &[WarmRow]) -> Result<Conversion, Error> {
     batch.into_conversion(Phase::WarmStart, step, stats).map_err(|error| bad(error.to_string()))
 }
 
-/// Why a sample must not be learnt from.
-fn usable(sample: &Sample) -> Result<(), &'static str> {
+/// Why a sample must not be learnt from at `temperature`.
+fn usable(sample: &Sample, temperature: f64) -> Result<(), &'static str> {
     let response = sample.response_len;
     let covered =
         sample.meta.versions.iter().try_fold(0u32, |at, span| (span.start == at && span.end > at).then_some(span.end));
@@ -192,9 +198,10 @@ fn usable(sample: &Sample) -> Result<(), &'static str> {
         SampleStatus::Failed => Err("failed"),
         _ if !sample.meta.reward.is_finite() => Err("reward is not finite"),
         _ if response == 0 || response > sample.tokens.len() => Err("no response"),
-        _ if sample.loss_mask.len() != response || sample.log_probs.len() != response => {
-            Err("lists of different length")
-        }
+        _ if sample.log_probs.len() > response => Err("more log-probs than ids"),
+        _ if sample.log_probs.len() < response => Err("fewer log-probs than ids"),
+        _ if sample.loss_mask.len() != response => Err("a mask of another length"),
+        _ if (sample.meta.temperature - temperature).abs() > 1e-9 => Err("drawn at another temperature"),
         _ if covered.map(|end| end as usize) != Some(response) => Err("versions do not cover the response"),
         _ if sample.log_probs.iter().any(|log_prob| !log_prob.is_finite()) => Err("log-prob is not finite"),
         _ if !sample.loss_mask.contains(&1) => Err("nothing under the mask"),
@@ -242,7 +249,7 @@ impl Rows {
 
     fn into_conversion(mut self, phase: Phase, step: u64, stats: BatchStats) -> straw::Result<Conversion> {
         let n = self.shapes.len() as u64;
-        let mut sums = std::collections::BTreeMap::<u64, i64>::new();
+        let mut sums = BTreeMap::<u64, i64>::new();
         for shape in &self.shapes {
             *sums.entry(shape.rollout_id).or_default() += i64::from(shape.loss_tokens);
         }
@@ -264,7 +271,7 @@ impl Rows {
             .with("group_index", Tensor::from_vec(&[n], self.group_index)?)
             .with("rollout_id", Tensor::from_vec(&[n], self.rollout_id)?)
             .with("rollout_mask_sum", Tensor::from_vec(&[n], mask_sums)?);
-        Ok(Conversion { record, shapes: self.shapes, stats })
+        Ok(Conversion { record, shapes: self.shapes, stats, left_out: BTreeMap::new() })
     }
 }
 
@@ -272,6 +279,8 @@ impl Rows {
 mod tests {
     use super::*;
     use control::wire::{SampleMeta, TaskKind, VersionSpan};
+
+    const T: f64 = 0.7;
 
     fn sample(index: u32, reward: f64, response: &[u32]) -> Sample {
         let end = response.len() as u32;
@@ -281,6 +290,7 @@ mod tests {
                 index,
                 status: SampleStatus::Completed,
                 reward,
+                temperature: T,
                 versions,
                 engine: "e".into(),
                 error: None,
@@ -298,7 +308,7 @@ mod tests {
 
     fn advantages(rewards: &[f64], kind: rl::StdKind) -> Vec<f32> {
         let samples = (0u32..).zip(rewards).map(|(n, reward)| sample(n, *reward, &[7, 8])).collect();
-        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: kind }).unwrap();
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: kind }, T).unwrap();
         made.record.tensor("advantages").unwrap().to_vec().unwrap()
     }
 
@@ -311,7 +321,7 @@ mod tests {
         third.meta.versions =
             vec![VersionSpan { version: 4, start: 0, end: 2 }, VersionSpan { version: 5, start: 2, end: 3 }];
         let groups = [group(10, vec![sample(0, 1.0, &[7, 8]), second]), group(12, vec![third])];
-        let made = rl_batch(3, &groups, GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
+        let made = rl_batch(3, &groups, GroupAdvantage { std_kind: rl::StdKind::None }, T).unwrap();
         let ints = |name: &str| made.record.tensor(name).unwrap().to_vec::<i64>().unwrap();
         assert_eq!(
             made.record.tensor("tokens").unwrap().to_vec::<i32>().unwrap(),
@@ -356,7 +366,7 @@ mod tests {
     fn a_reward_that_is_no_number_enters_neither_the_baseline_nor_the_batch() {
         assert_eq!(advantages(&[2.0, f64::NAN, 4.0, f64::NAN], rl::StdKind::None), [-1.0, 1.0]);
         let samples = (0..2).map(|n| sample(n, f64::NAN, &[7])).collect();
-        let refused = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None });
+        let refused = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }, T);
         assert!(refused.unwrap_err().to_string().contains("none of 2 samples"));
     }
 
@@ -365,25 +375,54 @@ mod tests {
         let mut failed = sample(3, 0.0, &[]);
         failed.meta.status = SampleStatus::Failed;
         let samples = vec![sample(0, 2.0, &[7]), sample(1, 4.0, &[7]), sample(2, 6.0, &[7]), failed];
-        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }, T).unwrap();
         assert_eq!(made.record.tensor("advantages").unwrap().to_vec::<f32>().unwrap(), [-2.0, 0.0, 2.0]);
         assert_eq!(made.stats.left_out, 1);
     }
 
     #[test]
-    fn ids_log_probs_and_mask_of_different_length_are_never_learnt_from() {
-        let good = sample(0, 1.0, &[7, 8]);
-        let mut long = sample(1, 1.0, &[7, 8]);
-        long.log_probs.push(0.0);
-        let mut short = sample(2, 1.0, &[7, 8]);
-        short.loss_mask.pop();
-        let mut infinite = sample(3, 1.0, &[7, 8]);
-        infinite.log_probs[1] = f32::NEG_INFINITY;
-        let mut gap = sample(4, 1.0, &[7, 8]);
-        gap.meta.versions = vec![VersionSpan { version: 4, start: 0, end: 1 }];
-        let samples = vec![good, long, short, infinite, gap, sample(5, 0.0, &[7])];
-        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }).unwrap();
-        assert_eq!((made.stats.samples, made.stats.left_out), (2, 4));
+    fn samples_whose_parts_do_not_fit_are_left_out_by_cause_and_never_learnt_from() {
+        let mut wrong = Vec::new();
+        let mut add = |damage: &dyn Fn(&mut Sample)| {
+            let mut one = sample(1 + wrong.len() as u32, 1.0, &[7, 8]);
+            damage(&mut one);
+            wrong.push(one);
+        };
+        add(&|s| s.log_probs.push(0.0));
+        add(&|s| s.log_probs.truncate(1));
+        add(&|s| s.loss_mask.truncate(1));
+        add(&|s| s.log_probs[1] = f32::NAN);
+        add(&|s| s.log_probs[1] = f32::NEG_INFINITY);
+        add(&|s| s.meta.versions = vec![VersionSpan { version: 4, start: 0, end: 1 }]);
+        add(&|s| s.meta.status = SampleStatus::Failed);
+        add(&|s| s.meta.reward = f64::NAN);
+        add(&|s| s.meta.temperature = 1.0);
+        let samples = [vec![sample(0, 1.0, &[7, 8])], wrong, vec![sample(20, 0.0, &[7])]].concat();
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }, T).unwrap();
+        assert_eq!((made.stats.samples, made.stats.left_out), (2, 9));
+        let causes = [
+            ("a mask of another length", 1),
+            ("drawn at another temperature", 1),
+            ("failed", 1),
+            ("fewer log-probs than ids", 1),
+            ("log-prob is not finite", 2),
+            ("more log-probs than ids", 1),
+            ("reward is not finite", 1),
+            ("versions do not cover the response", 1),
+        ];
+        assert_eq!(made.left_out, BTreeMap::from(causes));
         assert_eq!(made.record.tensor("advantages").unwrap().to_vec::<f32>().unwrap(), [0.5, -0.5]);
+    }
+
+    #[test]
+    fn a_token_that_the_policy_did_not_draw_carries_no_loss() {
+        // An end token that somebody appended: it has no log-prob of its own, and its mask is 0.
+        let mut appended = sample(0, 1.0, &[7, 8, 0]);
+        (appended.loss_mask[2], appended.log_probs[2]) = (0, 0.0);
+        let samples = vec![appended, sample(1, 0.0, &[7])];
+        let made = rl_batch(0, &[group(0, samples)], GroupAdvantage { std_kind: rl::StdKind::None }, T).unwrap();
+        assert_eq!(made.shapes.iter().map(|shape| shape.loss_tokens).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(made.record.tensor("loss_mask").unwrap().to_vec::<u8>().unwrap(), [1, 1, 0, 1]);
+        assert_eq!(made.record.tensor("rollout_mask_sum").unwrap().to_vec::<i64>().unwrap(), [2, 1]);
     }
 }

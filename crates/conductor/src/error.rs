@@ -49,4 +49,12 @@ pub enum Error {
         /// What does not fit.
         what: String,
     },
+    /// The volume remembers a run that its journal does not.
+    #[error(
+        "the run's folder holds {folder}, and its journal is empty: the journal was lost or moved. To begin anew would learn everything again and sweep the old checkpoints away; restore the journal, or start a new run"
+    )]
+    JournalLost {
+        /// A folder of tiles or weights.
+        folder: String,
+    },
 }

@@ -15,6 +15,7 @@ impl Conductor {
                 && !self.state.garbage.contains(&folder)
                 && !self.memory.deleting.contains_key(&folder)
             {
+                tracing::info!(folder, "no commit and no version names this folder of an earlier trainer: it goes");
                 self.memory.deleting.insert(folder.clone(), None);
                 out.commands.push(Command::DeleteFolder { folder });
             }

@@ -1,9 +1,9 @@
 //! What a conductor knows and forgets with its process: who was heard of, what engines serve, who waits for an answer.
 //! Losing it loses time, never a fact.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use control::wire::{EngineAddress, WorkerId};
+use control::wire::{EngineAddress, SamplesProgress, WorkerId};
 
 use straw::Collector;
 
@@ -118,6 +118,36 @@ impl Effort {
     }
 }
 
+/// Groups over which the share of invalid samples is taken.
+const GROUPS_JUDGED: usize = 32;
+
+/// How the last groups that workers brought were: a broken judge or engine shows here, whatever becomes of the groups.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Brought {
+    /// Samples of a group, and how many of them were invalid.
+    groups: VecDeque<(u64, u64)>,
+    reason: Option<String>,
+}
+
+impl Brought {
+    /// A group came. `reason` is why samples of it were invalid, where that is known.
+    pub fn note(&mut self, samples: u64, invalid: u64, reason: Option<&str>) {
+        self.groups.push_back((samples, invalid));
+        if self.groups.len() > GROUPS_JUDGED {
+            self.groups.pop_front();
+        }
+        if let Some(reason) = reason {
+            self.reason = Some(reason.to_owned());
+        }
+    }
+
+    pub fn progress(&self) -> SamplesProgress {
+        let sum = |of: fn(&(u64, u64)) -> u64| self.groups.iter().map(of).sum();
+        let (brought, invalid) = (sum(|group| group.0), sum(|group| group.1));
+        SamplesProgress { brought, invalid, reason: self.reason.clone().filter(|_| invalid > 0) }
+    }
+}
+
 /// 100 ms, doubled each time, at most 5 s.
 pub(crate) fn backoff_ms(failures: u32) -> u64 {
     (100u64 << failures.saturating_sub(1).min(6)).min(5_000)
@@ -127,6 +157,7 @@ pub(crate) fn backoff_ms(failures: u32) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     pub workers: BTreeMap<String, WorkerSeen>,
+    pub brought: Brought,
     pub engines: BTreeMap<String, EngineSeen>,
     pub trainer_heard_ms: Option<u64>,
     /// What it waits for on the volume.
@@ -158,6 +189,7 @@ impl Memory {
     pub fn new(source: Source, warm_source: Source) -> Self {
         Self {
             workers: BTreeMap::new(),
+            brought: Brought::default(),
             engines: BTreeMap::new(),
             trainer_heard_ms: None,
             trainer_waits: None,

@@ -49,6 +49,7 @@ impl Conductor {
             engines: self.engine_progress(),
             workers: self.worker_progress(now),
             queue: self.queue_progress(),
+            samples: self.memory.brought.progress(),
             data_epoch: state.cursor.epoch,
             data_offset: state.cursor.offset,
             last_step: state.last_step.clone(),

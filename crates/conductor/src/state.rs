@@ -857,6 +857,17 @@ impl State {
         epoch_of(folder).is_some_and(|epoch| epoch < self.trainer_epoch) && !self.folders_in_use().contains(folder)
     }
 
+    /// Refuses to begin a run in a folder where it has been learning already: `folders` are those of tiles and weights.
+    ///
+    /// # Errors
+    /// [`Error::JournalLost`] names one of them.
+    pub fn check_volume(&self, folders: &[String]) -> Result<(), Error> {
+        match folders.first() {
+            Some(folder) if self.run.is_none() => Err(Error::JournalLost { folder: folder.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     /// Forgets versions that nothing can refer to any more, and gives their folders up.
     fn prune_versions(&mut self) {
         let in_batches = self.batches.values().map(|batch| batch.version_min);

@@ -80,7 +80,7 @@ impl Conductor {
             None => self.state.queue.offer(task, &request.submission, result),
         };
         let outcome = match answer {
-            Ok(Completion::Accept(_)) => match self.unusable(request) {
+            Ok(Completion::Accept(_)) => match self.judged(request) {
                 None => {
                     let (submission, group, summary) =
                         (request.submission.clone(), request.group.clone(), request.summary.clone());
@@ -105,6 +105,17 @@ impl Conductor {
         let complete = CompleteReply { conductor_epoch: self.epoch, outcome };
         out.commands.push(Command::Reply(reply, Reply::Complete(complete)));
         Ok(())
+    }
+
+    /// Takes note of how a result is, and says why it must not be learnt from, if so.
+    fn judged(&mut self, request: &CompleteRequest) -> Option<String> {
+        let unusable = self.unusable(request);
+        if request.task < EVAL_TASKS {
+            let failed = u64::from(request.summary.failed);
+            let samples = request.summary.rewards.len() as u64 + failed;
+            self.memory.brought.note(samples, failed, unusable.as_deref());
+        }
+        unusable
     }
 
     /// Why a result must not be learnt from.
@@ -153,6 +164,10 @@ impl Conductor {
         });
         if let Some(attempt) = held {
             let reason = cut(&request.reason);
+            if request.task < EVAL_TASKS {
+                let samples = u64::from(self.samples(request.task));
+                self.memory.brought.note(samples, samples, Some(&reason));
+            }
             self.emit(out, Record::TaskFailed { task: request.task, lapsed: false, reason, attempt })?;
         }
         // Without the lease there is nothing to give up: the task is somebody else's, or over.

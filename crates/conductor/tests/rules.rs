@@ -8,94 +8,17 @@ use conductor::{
     TilesProblem, Unreached,
 };
 use control::wire::{
-    CheckpointRequest, CompleteRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome, RefusalKind,
+    CheckpointRequest, CompleteRequest, FailRequest, GroupSummary, LeaseRequest, Order, Outcome, RefusalKind,
     RenewRequest, Report, ReportRequest, RunPhase, Start, WorkerId,
 };
-use world::{Faults, World, config};
-
-fn quiet(asynchronous: bool, warm: bool) -> World {
-    World::new(11, config(asynchronous, warm), Faults::default())
-}
-
-fn next(world: &mut World, epoch: u64, done: u64) -> Reply {
-    let poll = NextRequest { run: "uid".to_owned(), trainer_epoch: epoch, done, wait_ms: 0, waiting_for: None };
-    world.now(|reply| Event::Next(reply, poll)).1.expect("a poll without patience is answered")
-}
-
-fn report(world: &mut World, epoch: u64, seq: u64, report: Report) -> Option<Reply> {
-    let request = ReportRequest { run: "uid".to_owned(), trainer_epoch: epoch, seq, report };
-    world.now(|reply| Event::Report(reply, Box::new(request))).1
-}
-
-fn claim(world: &mut World, attempt: u64, incarnation: &str) -> Reply {
-    let request = world.claim_request(attempt, incarnation);
-    world.now(|reply| Event::Claim(reply, request)).1.expect("a claim is answered at once")
-}
-
-fn lease(world: &mut World, worker: WorkerId, want: u32) -> Option<Reply> {
-    world.now(|reply| Event::Lease(reply, LeaseRequest { worker, want, wait_ms: 0 })).1
-}
-
-fn granted(reply: Option<Reply>) -> Vec<conductor::Grant> {
-    match reply {
-        Some(Reply::Lease { grants, .. }) => grants,
-        other => panic!("expected leases, got {other:?}"),
-    }
-}
-
-fn stranger(node: &str) -> WorkerId {
-    WorkerId { name: format!("stranger-on-{node}"), incarnation: "1".to_owned(), node: node.to_owned() }
-}
-
-fn settings(world: &mut World, number: u64, edit: impl FnOnce(&mut SettingsAsked)) -> Reply {
-    let config = Ok(Box::new(world.config.clone()));
-    let mut asked = SettingsAsked { number, fence_attempts_up_to: 0, cordoned_nodes: vec![], paused: false, config };
-    edit(&mut asked);
-    world.now(|reply| Event::Settings(reply, Box::new(asked))).1.expect("settings are answered at once")
-}
-
-fn complete(
-    world: &mut World,
-    worker: WorkerId,
-    grant: &conductor::Grant,
-    edit: impl FnOnce(&mut GroupSummary),
-) -> Option<Reply> {
-    let version = world.state().version;
-    let mut summary = GroupSummary {
-        group_index: grant.task,
-        rewards: vec![1.0, 0.0, 0.0, 1.0],
-        failed: 0,
-        version_min: version,
-        version_max: version,
-        response_tokens: 8,
-        tokens: 16,
-        generate_calls: 4,
-    };
-    edit(&mut summary);
-    let (lease, task) = (grant.lease.clone(), grant.task);
-    let request =
-        CompleteRequest { worker, lease, task, submission: format!("test/{task}"), group: world.new_ref(), summary };
-    world.now(|reply| Event::Complete(reply, Box::new(request))).1
-}
-
-fn is_fenced(reply: &Reply) -> bool {
-    matches!(reply, Reply::Refused(refusal) if refusal.kind == RefusalKind::Fenced)
-}
-
-fn trained() -> Report {
-    Report::Trained(Box::default())
-}
-
-/// A run in its RL phase whose groups wait to be generated, with nobody acting but the test.
-fn waiting_for_groups(asynchronous: bool) -> World {
-    let mut world = quiet(asynchronous, false);
-    world.workers_idle = true;
-    world.until("groups are there to be leased", |w| {
-        w.state().live() > 0 && w.conductor.as_ref().unwrap().progress(w.now).engines.iter().all(|e| e.admitted)
-    });
-    world.hush();
-    world
-}
+use world::{
+    Faults, World,
+    asks::{
+        claim, complete, granted, is_fenced, lease, next, quiet, report, settings, stranger, trained,
+        waiting_for_groups,
+    },
+    config,
+};
 
 #[test]
 fn a_superseded_trainer_may_neither_poll_nor_report() {
@@ -413,6 +336,48 @@ fn a_group_with_one_good_sample_is_tried_again_and_one_with_three_is_taken() {
         again.iter().any(|grant| grant.task == grants[0].task && grant.seeds == grants[0].seeds),
         "same group, same seeds"
     );
+}
+
+#[test]
+fn more_than_a_fifth_of_invalid_samples_is_said_of_the_run() {
+    let invalid = |world: &World| world.conductor.as_ref().unwrap().progress(world.now).samples;
+    let mut world = waiting_for_groups(true);
+    let worker = stranger("n");
+    // One sample of four is invalid in each group; three verdicts make a baseline, so the groups are taken all the same.
+    for brought in 1..=4 {
+        let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+        assert!(!invalid(&world).too_many_invalid(), "{brought} groups");
+        let answer = complete(&mut world, worker.clone(), &grant, |summary| {
+            (summary.rewards, summary.failed) = (vec![2.0, 4.0, 6.0], 1);
+        });
+        assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted));
+    }
+    assert_eq!((invalid(&world).brought, invalid(&world).invalid), (16, 4));
+    assert!(invalid(&world).too_many_invalid(), "a quarter is more than a fifth");
+
+    // Groups that fail as a whole are in no batch, and count: a judge that is always broken would not show otherwise.
+    let mut world = waiting_for_groups(true);
+    for _ in 0..4 {
+        let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+        let reason = "the judge is away".to_owned();
+        let request = FailRequest { worker: worker.clone(), lease: grant.lease, task: grant.task, reason };
+        world.now(|reply| Event::Fail(reply, request));
+    }
+    assert_eq!((invalid(&world).brought, invalid(&world).invalid), (16, 16));
+    assert_eq!(invalid(&world).reason.as_deref(), Some("the judge is away"));
+    assert!(invalid(&world).too_many_invalid());
+
+    // A fifth is not more than a fifth, and what was long ago is forgotten.
+    let mut world = waiting_for_groups(true);
+    let mut bring = |failed: u32| {
+        let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+        complete(&mut world, worker.clone(), &grant, |summary| {
+            (summary.rewards, summary.failed) = (vec![1.0; 4 - failed as usize], failed);
+        });
+        invalid(&world)
+    };
+    let fifth = [2, 1, 1, 0, 0].map(&mut bring);
+    assert_eq!((fifth[4].brought, fifth[4].invalid, fifth[4].too_many_invalid()), (20, 4, false));
 }
 
 #[test]

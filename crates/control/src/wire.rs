@@ -271,6 +271,8 @@ pub struct SampleMeta {
     pub status: SampleStatus,
     /// Raw reward.
     pub reward: f64,
+    /// Temperature it was drawn at: its log-probs are of that distribution.
+    pub temperature: f64,
     /// Versions of its response tokens, in order, without gaps.
     pub versions: Vec<VersionSpan>,
     /// Engine that produced it.
@@ -864,6 +866,9 @@ pub struct Progress {
     pub workers: Vec<WorkerProgress>,
     /// Queue depths.
     pub queue: QueueProgress,
+    /// How many of the last samples could be had.
+    #[serde(default)]
+    pub samples: SamplesProgress,
     /// Epoch of the data and offset in it.
     pub data_epoch: u64,
     /// Offset in the epoch.
@@ -932,6 +937,29 @@ pub struct QueueProgress {
     pub retained_batches: u64,
     /// Groups dropped so far, by reason.
     pub dropped: BTreeMap<String, u64>,
+}
+
+/// The last samples that workers brought, over a bounded number of groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SamplesProgress {
+    /// Samples.
+    pub brought: u64,
+    /// Those that could not be generated or judged.
+    pub invalid: u64,
+    /// Why the last of them could not.
+    pub reason: Option<String>,
+}
+
+impl SamplesProgress {
+    /// Fewer samples than this say nothing.
+    const BROUGHT_MIN: u64 = 16;
+
+    /// More than a fifth are invalid: the run learns from what is left, and somebody should look.
+    #[must_use]
+    pub fn too_many_invalid(&self) -> bool {
+        self.brought >= Self::BROUGHT_MIN && self.invalid * 5 > self.brought
+    }
 }
 
 /// One line of `steps.jsonl`: what a finished RL step was. The last line of a step counts (a replayed step is written again).

@@ -221,6 +221,7 @@ pub fn report(progress: &Progress) -> Report {
         tokens_per_second: progress.last_step.as_ref().map(|step| step.tokens_per_second),
         reward_mean: progress.last_step.as_ref().map(|step| step.reward),
         storage: progress.waits.iter().find(|wait| wait.owner == "storage").map(|wait| wait.what.clone()),
+        samples_invalid: progress.samples.too_many_invalid(),
     }
 }
 

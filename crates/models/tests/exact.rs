@@ -236,6 +236,37 @@ fn packed_sequences_are_separate_sequences() {
     }
 }
 
+/// Log-probs of each sequence of a pack.
+fn log_probs_of(model: &Model, seqs: &[Vec<i32>]) -> Vec<Vec<f32>> {
+    let out = pass(model, seqs).0;
+    out.into_iter().map(|bits| bits[..bits.len() / 2].iter().map(|b| f32::from_bits(*b)).collect()).collect()
+}
+
+#[test]
+fn what_one_packed_sequence_holds_and_where_it_lies_changes_no_other() {
+    for name in ["qwen3", "llama", "llama3"] {
+        let model = Fixture::new(name).model();
+        let mut seqs = sequences(5, &[5, 7, 3], model.config().vocab_size);
+        let packed = log_probs_of(&model, &seqs);
+        for (one, want) in seqs.iter().zip(&packed) {
+            let alone = log_probs_of(&model, std::slice::from_ref(one));
+            assert!(alone[0].iter().zip(want).all(|(a, b)| (a - b).abs() <= 1e-5), "{name}: {alone:?} {want:?}");
+        }
+        let before = seqs.clone();
+        seqs[0][2] = (seqs[0][2] + 1) % 500;
+        let changed = log_probs_of(&model, &seqs);
+        assert_ne!(bits(&changed[0]), bits(&packed[0]), "{name}: the change is seen where it was made");
+        for other in [1, 2] {
+            assert_eq!(bits(&changed[other]), bits(&packed[other]), "{name}: sequence {other}");
+        }
+        // All of them 67 places further on.
+        let shifted = [sequences(6, &[67], model.config().vocab_size), before].concat();
+        for (got, want) in log_probs_of(&model, &shifted)[1..].iter().zip(&packed) {
+            assert_eq!(bits(got), bits(want), "{name}");
+        }
+    }
+}
+
 fn same(a: &(Vec<Vec<u32>>, Named), b: &(Vec<Vec<u32>>, Named)) -> bool {
     a.0 == b.0 && a.1.iter().zip(&b.1).all(|(x, y)| x.1.iter().zip(y.1).all(|(x, y)| x.to_bits() == y.to_bits()))
 }

@@ -115,6 +115,8 @@ pub struct Report {
     pub reward_mean: Option<f64>,
     /// What the run waits for on its volume (full, away): it waits as long as that takes, and nobody is to blame.
     pub storage: Option<String>,
+    /// More of the last samples than may be could not be generated or judged.
+    pub samples_invalid: bool,
 }
 
 /// A consistent list (not from a cache) of this run's trainer objects.

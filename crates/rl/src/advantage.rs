@@ -174,14 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_reward_stays_alone() {
-        close(
-            &one(StdKind::Biased, &[Some(2.0), Some(f64::NAN), Some(4.0), Some(f64::INFINITY)]),
-            &[-1.0, 0.0, 1.0, 0.0],
-        );
-        assert_eq!(one(StdKind::Unbiased, &[Some(f64::NAN), Some(f64::NAN)]), [0.0, 0.0]);
+    fn a_reward_that_is_no_number_has_advantage_0_and_stays_out_of_every_statistic() {
+        for no_number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let r = [Some(2.0), Some(no_number), Some(4.0), Some(no_number)];
+            close(&one(StdKind::Biased, &r), &[-1.0, 0.0, 1.0, 0.0]);
+            assert_eq!(one(StdKind::None, &r), [-1.0, 0.0, 1.0, 0.0]);
+        }
+        assert_eq!(one(StdKind::Unbiased, &[Some(5.0)]), [0.0]);
         assert_eq!(one(StdKind::Unbiased, &[Some(5.0), Some(f64::NAN)]), [0.0, 0.0]);
         assert_eq!(one(StdKind::Unbiased, &[]), [0.0; 0]);
+
+        // A group without a single verdict says so, and the others of the batch do not notice it.
+        let good = group(1, &[Some(1.0), Some(0.0), Some(0.5)]);
+        let kind = GroupAdvantage { std_kind: StdKind::Unbiased };
+        let alone = kind.advantages(&good).unwrap();
+        let broken = group(0, &[Some(f64::NAN), Some(f64::NAN)]);
+        let both = kind.advantages(&[broken, good].concat()).unwrap();
+        assert_eq!((both.groups[0].rollouts, both.groups[0].invalid, both.groups[0].zero_variance), (0, 2, true));
+        assert_eq!((&both.values[..2], &both.values[2..]), ([0.0, 0.0].as_slice(), alone.values.as_slice()));
+        assert_eq!(both.groups[1], alone.groups[0]);
     }
 
     #[test]
@@ -189,6 +200,8 @@ mod tests {
         let r = [Some(2.0), Some(4.0), Some(6.0), None];
         close(&one(StdKind::None, &r), &[-2.0, 0.0, 2.0, 0.0]);
         close(&one(StdKind::Biased, &r), &[-1.224_745, 0.0, 1.224_745, 0.0]);
+        // What it would be as a zero.
+        close(&one(StdKind::None, &[Some(2.0), Some(4.0), Some(6.0), Some(0.0)]), &[-1.0, 1.0, 3.0, -3.0]);
         let a = GroupAdvantage { std_kind: StdKind::None }.advantages(&group(3, &r)).unwrap();
         assert_eq!((a.groups[0].rollouts, a.groups[0].invalid, a.groups[0].mean), (3, 1, 4.0));
     }

@@ -8,7 +8,7 @@ use std::{
 use control::wire::{GroupTask, SampleMeta, SampleStatus, VersionSpan};
 use sglang::{EngineError, Finish, GenerateRequest, Generation, SamplingParams};
 
-use crate::{EnginePool, Group, Reward, Sample, Tokenizer};
+use crate::{EnginePool, Figures, Group, Reward, Sample, Tokenizer};
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,7 @@ pub async fn generate_group(
     tokenizer: &Tokenizer,
     reward: &dyn Reward,
     limits: Limits,
+    figures: &Figures,
 ) -> Group {
     let calls = AtomicU32::new(0);
     let samples = (0..task.samples).map(|index| {
@@ -34,13 +35,14 @@ pub async fn generate_group(
         async move {
             let seed = usize::try_from(index).ok().and_then(|index| task.seeds.get(index)).copied();
             let drawn = match seed {
-                Some(seed) => draw(task, index, seed, pool, limits, calls).await,
+                Some(seed) => draw(task, index, seed, pool, limits, calls, figures).await,
                 None => Err(format!("the task has {} seeds for {} samples", task.seeds.len(), task.samples)),
             };
             rewarded(task, index, drawn, tokenizer, reward)
         }
     });
     let samples = futures::future::join_all(samples).await;
+    samples.iter().filter(|sample| sample.meta.status == SampleStatus::Failed).for_each(|_| figures.sample_failed());
     Group { group_index: task.group_index, kind: task.kind, samples, generate_calls: calls.load(Ordering::Relaxed) }
 }
 
@@ -77,6 +79,7 @@ async fn draw(
     pool: &EnginePool,
     limits: Limits,
     calls: &AtomicU32,
+    figures: &Figures,
 ) -> Result<Drawn, String> {
     let mut drawn = Drawn::default();
     let mut failed_since: Option<Instant> = None;
@@ -102,6 +105,7 @@ async fn draw(
             return_logprob: true,
         };
         calls.fetch_add(1, Ordering::Relaxed);
+        figures.called();
         let error = match engine.generate(&request, limits.generate).await {
             Ok(generation) => {
                 let finish = generation.finish.clone();
@@ -124,9 +128,14 @@ async fn draw(
             }
             Err(error) => error,
         };
+        figures.call_failed(&error);
         if matches!(error, EngineError::Unreachable { .. }) {
-            // Silent engines may still work on it; it must not run twice.
-            drop(engine.abort(&request.rid, ABORT_LIMIT).await);
+            // Silent engines may still work on it; it must not run twice. Asked once: an engine that does not know the call
+            // will not know it the next time, and our closed connection has told it too.
+            if let Err(error) = engine.abort(&request.rid, ABORT_LIMIT).await {
+                figures.abort_failed(&error);
+                tracing::warn!(group = task.group_index, index, %error, "a request could not be aborted; it may still run");
+            }
         }
         let since = *failed_since.get_or_insert_with(Instant::now);
         if !error.is_transient() || since.elapsed() >= limits.give_up {
@@ -153,7 +162,9 @@ fn rewarded(
 ) -> Sample {
     let scored = drawn.and_then(|drawn| {
         let response = tokenizer.decode(&drawn.output);
-        reward.score(&task.prompt, &response, &task.label).map(|reward| (drawn, reward))
+        let reward = reward.score(&task.prompt, &response, &task.label)?;
+        // What is no number is no judgement, and it is not a reward of 0 either.
+        if reward.is_finite() { Ok((drawn, reward)) } else { Err(format!("its reward is {reward}")) }
     });
     match scored {
         Ok((drawn, reward)) => Sample {
@@ -161,6 +172,7 @@ fn rewarded(
                 index,
                 status: if drawn.truncated { SampleStatus::Truncated } else { SampleStatus::Completed },
                 reward,
+                temperature: task.sampling.temperature,
                 versions: drawn.versions,
                 engine: drawn.engine,
                 error: None,
@@ -175,6 +187,7 @@ fn rewarded(
                 index,
                 status: SampleStatus::Failed,
                 reward: 0.0,
+                temperature: task.sampling.temperature,
                 versions: Vec::new(),
                 engine: String::new(),
                 error: Some(error),

@@ -149,6 +149,7 @@ mod tests {
                 index,
                 status,
                 reward: f64::from(index),
+                temperature: 0.7,
                 versions: if end > 0 {
                     vec![VersionSpan { version: 4 + u64::from(index), start: 0, end }]
                 } else {

@@ -5,6 +5,7 @@
 //! - [`EnginePool`] is the engines of the moment: which to use, which to avoid for a while.
 //! - [`generate_group`] drives one prompt group; a sample that fails never fails its group.
 //! - [`group_record`] is a finished group as straw keeps it, [`read_group`] reads it back.
+//! - [`Figures`] counts what went wrong, by cause.
 //! - [`Worker`] is a worker's whole life: invited into runs, leasing, generating, publishing, completing.
 //!
 //! It knows nothing of batches, steps or weights: that is the conductor's business.
@@ -13,6 +14,7 @@
 
 mod dataset;
 mod engine_pool;
+mod figures;
 mod generate;
 mod group;
 pub mod rewards;
@@ -22,6 +24,7 @@ mod worker;
 
 pub use dataset::{Dataset, DatasetError, PromptRow, SupervisedRow};
 pub use engine_pool::EnginePool;
+pub use figures::Figures;
 pub use generate::{Limits, generate_group};
 pub use group::{Group, GroupError, Sample, group_record, read_group};
 pub use rewards::Reward;

@@ -22,7 +22,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::{EnginePool, Limits, Reward, Tokenizer, generate_group, group_record, rewards};
+use crate::{EnginePool, Figures, Limits, Reward, Tokenizer, generate_group, group_record, rewards};
 
 /// Why a worker cannot take part in a run.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,7 @@ pub struct Session {
     tokenizer: Tokenizer,
     reward: Box<dyn Reward>,
     limits: Limits,
+    figures: Figures,
     writer: Arc<Writer>,
     held: Mutex<HashMap<u64, Held>>,
     capacity: usize,
@@ -76,6 +77,7 @@ impl Session {
         volume: &Path,
         http: reqwest::Client,
         capacity: usize,
+        figures: Figures,
     ) -> Result<Self, SessionError> {
         let tokenizer = Tokenizer::from_folder(&volume.join(&invite.rollout.model_dir))?;
         let store = Store::open(RealFs::new(), RunDir::new(volume, &invite.run_dir).packs())?;
@@ -97,6 +99,7 @@ impl Session {
             drain: Notify::new(),
             worker,
             tokenizer,
+            figures,
             writer,
             capacity,
         })
@@ -242,7 +245,8 @@ impl Session {
     }
 
     async fn work(&self, lease: Lease) {
-        let group = generate_group(&lease.group, &self.pool, &self.tokenizer, &*self.reward, self.limits).await;
+        let (reward, figures) = (&*self.reward, &self.figures);
+        let group = generate_group(&lease.group, &self.pool, &self.tokenizer, reward, self.limits, figures).await;
         let summary = group.summary();
         if usize::try_from(summary.failed).is_ok_and(|failed| failed == group.samples.len()) {
             let reason = group.samples.iter().find_map(|sample| sample.meta.error.clone()).unwrap_or_default();

@@ -12,7 +12,7 @@ use axum::{Json, Router, extract::State, response::Response, routing::post};
 use control::wire::{Invite, InviteAck, Refusal, RefusalKind, WorkerId};
 use tokio::task::JoinHandle;
 
-use crate::session::Session;
+use crate::{Figures, session::Session};
 
 /// What a worker is told at its start.
 #[derive(Clone, Debug)]
@@ -37,6 +37,7 @@ struct Inner {
     options: WorkerOptions,
     id: WorkerId,
     http: reqwest::Client,
+    figures: Figures,
     sessions: Mutex<HashMap<String, Serving>>,
 }
 
@@ -48,11 +49,11 @@ struct Serving {
 impl Worker {
     /// A worker that serves nothing yet.
     #[must_use]
-    pub fn new(options: WorkerOptions, http: reqwest::Client) -> Self {
+    pub fn new(options: WorkerOptions, http: reqwest::Client, figures: Figures) -> Self {
         // RandomState draws its keys from the system's entropy.
         let incarnation = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
         let id = WorkerId { name: options.name.clone(), incarnation, node: options.node.clone() };
-        Self(Arc::new(Inner { options, id, http, sessions: Mutex::default() }))
+        Self(Arc::new(Inner { options, id, http, figures, sessions: Mutex::default() }))
     }
 
     /// Who it is.
@@ -91,7 +92,8 @@ impl Worker {
             serving.task.abort();
         }
         let options = &self.0.options;
-        let session = Session::new(self.0.id.clone(), invite, &options.volume, self.0.http.clone(), options.capacity)
+        let (id, http, figures) = (self.0.id.clone(), self.0.http.clone(), self.0.figures.clone());
+        let session = Session::new(id, invite, &options.volume, http, options.capacity, figures)
             .map_err(|error| refuse(RefusalKind::Unavailable, error.to_string()))?;
         let session = Arc::new(session);
         tracing::info!(run = %invite.run, conductor = %invite.conductor, epoch = invite.conductor_epoch, "joined a run");

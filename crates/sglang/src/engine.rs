@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use crate::{GenerateRequest, Generation, ScoreRequest, Scored};
+use crate::{Cause, GenerateRequest, Generation, ScoreRequest, Scored};
 
 /// Why a call to an engine did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +42,8 @@ pub enum EngineError {
     BadReply {
         /// Which engine and call.
         url: String,
+        /// The kind of fault.
+        cause: Cause,
         /// What is wrong with it.
         why: String,
     },

@@ -1,5 +1,7 @@
 //! A request to generate one sample and what comes back, checked.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// How to sample, in SGLang's names.
@@ -103,39 +105,114 @@ struct RawSpan {
     end: u32,
 }
 
+/// What kind of fault a reply was refused for. They are counted apart: each points at another defect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// Fewer log-probs than ids.
+    TooFewLogProbs,
+    /// More log-probs than ids.
+    TooManyLogProbs,
+    /// A log-prob of another id than the one beside it.
+    WrongId,
+    /// A log-prob that is no number, or above 0.
+    NotALogProb,
+    /// Weight versions that do not cover the ids exactly once.
+    Versions,
+    /// Not an answer to the question: cut short, not JSON, unfinished.
+    Unreadable,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::TooFewLogProbs,
+        Self::TooManyLogProbs,
+        Self::WrongId,
+        Self::NotALogProb,
+        Self::Versions,
+        Self::Unreadable,
+    ];
+
+    /// As a metric's label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TooFewLogProbs => "too_few_log_probs",
+            Self::TooManyLogProbs => "too_many_log_probs",
+            Self::WrongId => "wrong_id",
+            Self::NotALogProb => "not_a_log_prob",
+            Self::Versions => "versions",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// Why a reply was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// Its kind.
+    pub cause: Cause,
+    /// For people.
+    pub why: String,
+}
+
+impl Unusable {
+    pub(crate) fn new(cause: Cause, why: impl Into<String>) -> Self {
+        Self { cause, why: why.into() }
+    }
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+/// JSON has no word for what is no number; Python's writer makes one up, and the whole body cannot be read then.
+fn unreadable(body: &[u8], error: &serde_json::Error) -> Unusable {
+    let has = |word: &[u8]| body.windows(word.len()).any(|part| part == word);
+    let cause = if has(b"NaN") || has(b"Infinity") { Cause::NotALogProb } else { Cause::Unreadable };
+    Unusable::new(cause, format!("not an answer to /generate: {error}"))
+}
+
 impl Generation {
     /// Reads and checks the body of an answer to `/generate`.
     ///
     /// # Errors
     /// Says what does not fit.
-    pub fn from_reply(body: &[u8]) -> Result<Self, String> {
-        let reply: Reply =
-            serde_json::from_slice(body).map_err(|error| format!("not an answer to /generate: {error}"))?;
+    pub fn from_reply(body: &[u8]) -> Result<Self, Unusable> {
+        let refuse = |cause, why: String| Err(Unusable::new(cause, why));
+        let reply: Reply = serde_json::from_slice(body).map_err(|error| unreadable(body, &error))?;
         let count = reply.output_ids.len();
         let finish = match reply.meta_info.finish_reason {
-            None => return Err("the sample is not finished".to_owned()),
+            None => return refuse(Cause::Unreadable, "the sample is not finished".to_owned()),
             Some(reason) => match reason.kind.as_str() {
                 "stop" => Finish::Stop,
                 "length" => Finish::Length,
                 "abort" => Finish::Abort(reason.message.unwrap_or_default()),
-                other => return Err(format!("unknown finish reason {other:?}")),
+                other => return refuse(Cause::Unreadable, format!("unknown finish reason {other:?}")),
             },
         };
         let rows = reply.meta_info.output_token_logprobs.unwrap_or_default();
         if rows.len() != count {
-            return Err(format!("{count} output ids, but {} log-probs", rows.len()));
+            let cause = if rows.len() < count { Cause::TooFewLogProbs } else { Cause::TooManyLogProbs };
+            return refuse(cause, format!("{count} output ids, but {} log-probs", rows.len()));
         }
         let mut log_probs = Vec::with_capacity(count);
         for (place, (row, id)) in rows.iter().zip(&reply.output_ids).enumerate() {
             match row {
                 (_, other, _) if other != id => {
-                    return Err(format!("output id {id} at place {place}, but the log-prob is of id {other}"));
+                    let why = format!("output id {id} at place {place}, but the log-prob is of id {other}");
+                    return refuse(Cause::WrongId, why);
                 }
                 (Some(log_prob), _, _) if log_prob.is_finite() && *log_prob <= 0.0 => log_probs.push(*log_prob),
-                (log_prob, _, _) => return Err(format!("log-prob {log_prob:?} at place {place}")),
+                (log_prob, _, _) => {
+                    return refuse(Cause::NotALogProb, format!("log-prob {log_prob:?} at place {place}"));
+                }
             }
         }
-        let versions = spans(reply.meta_info.weight_versions, reply.meta_info.weight_version, count)?;
+        let versions = spans(reply.meta_info.weight_versions, reply.meta_info.weight_version, count)
+            .map_err(|why| Unusable::new(Cause::Versions, why))?;
         Ok(Self {
             output_ids: reply.output_ids,
             log_probs,
@@ -201,6 +278,29 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_whose_lists_do_not_fit_is_refused_by_cause() {
+        let ids: Vec<u32> = (100..112).collect();
+        let rows = |n: usize| (0..n).map(|i| json!([-0.5, 100 + i, null])).collect::<Vec<_>>();
+        let spans = json!([{"version": "7", "start": 0, "end": 12}]);
+        let refused = |rows: Vec<serde_json::Value>| Generation::from_reply(&reply(&ids, &json!(rows), &spans));
+        assert_eq!(refused(rows(12)).unwrap().output_ids, ids);
+        let cause = |rows| refused(rows).unwrap_err().cause;
+        assert_eq!(cause(rows(13)), Cause::TooManyLogProbs);
+        assert_eq!(cause(rows(11)), Cause::TooFewLogProbs);
+        let mut wrong = rows(12);
+        wrong[5] = json!([-0.5, 999, null]);
+        assert_eq!(cause(wrong), Cause::WrongId);
+        for no_number in [json!([null, 105, null]), json!([0.5, 105, null])] {
+            let mut bad = rows(12);
+            bad[5] = no_number;
+            assert_eq!(cause(bad), Cause::NotALogProb);
+        }
+        // As Python writes it.
+        let text = String::from_utf8(reply(&ids, &json!(rows(12)), &spans)).unwrap().replacen("-0.5", "NaN", 1);
+        assert_eq!(Generation::from_reply(text.as_bytes()).unwrap_err().cause, Cause::NotALogProb);
+    }
+
+    #[test]
     fn ids_log_probs_and_versions_that_do_not_fit_are_refused() {
         let one = json!([{"version": "7", "start": 0, "end": 2}]);
         for (rows, versions, why) in [
@@ -222,8 +322,9 @@ mod tests {
             ),
         ] {
             let error = Generation::from_reply(&reply(&[5, 6], &rows, &versions)).unwrap_err();
-            assert!(error.contains(why), "{error} should contain {why}");
+            assert!(error.why.contains(why), "{error} should contain {why}");
         }
-        assert!(Generation::from_reply(b"{\"output_ids\": [1]").is_err(), "a stream cut in the middle");
+        let cut = Generation::from_reply(b"{\"output_ids\": [1]").unwrap_err();
+        assert_eq!(cut.cause, Cause::Unreadable, "a stream cut in the middle is not a shorter sample");
     }
 }

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    Engine, EngineError, GenerateRequest, Generation, ModelInfo, PauseMode, ScoreRequest, Scored, WeightUpdate,
+    Cause, Engine, EngineError, GenerateRequest, Generation, ModelInfo, PauseMode, ScoreRequest, Scored, Unusable,
+    WeightUpdate,
 };
 
 /// An engine at a base URL.
@@ -58,7 +59,11 @@ impl HttpEngine {
     }
 
     fn bad_reply(&self, path: &str, why: impl Into<String>) -> EngineError {
-        EngineError::BadReply { url: format!("{}{path}", self.base), why: why.into() }
+        self.unusable(path, Unusable::new(Cause::Unreadable, why))
+    }
+
+    fn unusable(&self, path: &str, Unusable { cause, why }: Unusable) -> EngineError {
+        EngineError::BadReply { url: format!("{}{path}", self.base), cause, why }
     }
 }
 
@@ -81,7 +86,7 @@ impl Engine for HttpEngine {
     ) -> BoxFuture<'a, Result<Generation, EngineError>> {
         async move {
             let body = self.post("/generate", request, limit).await?;
-            Generation::from_reply(&body).map_err(|why| self.bad_reply("/generate", why))
+            Generation::from_reply(&body).map_err(|refused| self.unusable("/generate", refused))
         }
         .boxed()
     }

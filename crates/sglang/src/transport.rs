@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{FutureExt, future::BoxFuture};
 
-use crate::{Engine, EngineError, WeightUpdate};
+use crate::{Cause, Engine, EngineError, PauseMode, WeightUpdate};
 
 /// Weights that were written and are to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub trait WeightTransport: Send + Sync {
                 return Ok(());
             }
             let why = format!("it serves version {:?} after an update to {}", info.weight_version, publication.version);
-            Err(EngineError::BadReply { url: engine.url().to_owned(), why })
+            Err(EngineError::BadReply { url: engine.url().to_owned(), cause: Cause::Versions, why })
         }
         .boxed()
     }
@@ -83,4 +83,33 @@ impl WeightTransport for DiskTransport {
         }
         .boxed()
     }
+}
+
+/// How long each part of an update may take.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateLimits {
+    /// A pause is answered when nothing runs any more.
+    pub pause: Duration,
+    /// Loading weights is reading a folder.
+    pub load: Duration,
+    /// Everything else an engine does at once.
+    pub short: Duration,
+}
+
+/// Brings an engine to `publication`: prepare while it still generates, pause, swap, and believe only what it says it serves.
+/// It stays paused; whoever is told `Ok` may let it go on.
+///
+/// # Errors
+/// Of the first part that failed. Without the engine's answer to the pause no weight is touched: it may still be decoding.
+pub async fn update_engine(
+    engine: &dyn Engine,
+    transport: &dyn WeightTransport,
+    publication: &Publication,
+    limits: UpdateLimits,
+) -> Result<(), EngineError> {
+    transport.prepare(engine, publication, limits.load).await?;
+    // Requests in flight are computed again with the new weights; in Sync mode there are none.
+    engine.pause(PauseMode::Retract, limits.pause).await?;
+    transport.apply(engine, publication, limits.load).await?;
+    transport.acknowledge(engine, publication, limits.short).await
 }

@@ -31,6 +31,7 @@ mod persist;
 mod reference;
 mod rescore;
 mod run;
+mod space;
 mod stop;
 mod sums;
 mod trainer;

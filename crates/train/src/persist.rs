@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::faults::{FaultyDisk, Point, double_one_weight};
 use crate::reference::Origin;
+use crate::space;
 use crate::trainer::Trainer;
 
 /// What a trainer keeps in a checkpoint beside tensors and optimizer.
@@ -64,6 +65,11 @@ impl Trainer {
     /// The model folder's own weights.
     pub(crate) fn load_pretrained(&mut self) -> Result<(), Error> {
         load_folder(self, &self.model_dir, &self.model)
+    }
+
+    /// What to tell people when the volume cannot hold a checkpoint.
+    pub(crate) fn short_of_space(&self) -> Option<String> {
+        space::shortage(checkpoint::bytes_of_save(self.model.params()), space::available(&self.volume.run_dir)?)
     }
 
     /// Tiles of weights and optimizer.

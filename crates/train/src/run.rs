@@ -61,6 +61,8 @@ pub enum Ended {
 pub enum Event<'a> {
     /// The claim was answered.
     Claimed(&'a ClaimReply),
+    /// The volume cannot hold a checkpoint. Rank 0 only.
+    ShortOfSpace(&'a str),
     /// Weights and optimizer are in memory.
     Loaded {
         /// Digest of the weights.
@@ -154,6 +156,12 @@ impl Loop {
             };
             Trainer::start(self.groups.clone(), self.backend.clone(), &self.volume, volume, self.faults.clone(), claim)?
         };
+        if self.link.is_some()
+            && let Some(short) = trainer.short_of_space()
+        {
+            tracing::warn!("{short}");
+            observer(Event::ShortOfSpace(&short));
+        }
         observer(Event::Loaded { weights_digest: trainer.weights_digest()? });
         self.faults.at(Point::Loaded)?;
 

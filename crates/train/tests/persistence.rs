@@ -4,8 +4,9 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use checkpoint::Fingerprint;
 use control::wire::{CommitRef, Order, Phase, Report, Start, TrainConfig};
 use rl::{KlConfig, KlKind};
 use serde_json::Value;
@@ -187,6 +188,69 @@ fn a_commit_that_is_not_what_the_journal_says_is_refused() {
     std::fs::write(&model, CONFIG.replace("\"intermediate_size\": 64", "\"intermediate_size\": 32")).unwrap();
     let (code, text) = other(&|_| {});
     assert!(code == exit::USER_MUST_ACT && text.contains("model qwen3"), "{code} {text}");
+}
+
+/// Every file below a folder, with its bytes.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(tree(&path));
+        } else {
+            all.insert(path.clone(), std::fs::read(&path).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn a_checkpoint_of_another_model_or_tokenizer_stops_the_attempt_names_both_and_is_left_untouched() {
+    let run = Run::new();
+    let model = run.volume.dir.path().join("model");
+    let hidden = |n: u32| {
+        let config = CONFIG.replace("\"hidden_size\": 32", &format!("\"hidden_size\": {n}"));
+        std::fs::write(model.join("config.json"), config).unwrap();
+        Fingerprint::of_folder(&model).unwrap()
+    };
+    let saved_with = hidden(64);
+    let saved = run.play((1, 1), RANDOM, &config(), vec![run.train(Phase::Rl, 0, 1), save(1, "tiles/a")]);
+    let start = || commit(&saved[1], "tiles/a", 1, false);
+    let before = tree(&run.volume.run_dir().join("tiles"));
+
+    let wanted = hidden(128);
+    assert!(saved_with.model.contains("-h64-") && wanted.model.contains("-h128-"));
+    let (code, text) = refused(&run, start(), &config());
+    assert!(code == exit::USER_MUST_ACT, "{code} {text}");
+    assert!(text.contains(&saved_with.model) && text.contains(&wanted.model), "{text}");
+
+    hidden(64);
+    std::fs::write(model.join("tokenizer.json"), "{\"version\":\"2.0\"}").unwrap();
+    let wanted = Fingerprint::of_folder(&model).unwrap();
+    let (code, text) = refused(&run, start(), &config());
+    assert!(code == exit::USER_MUST_ACT, "{code} {text}");
+    assert!(text.contains(&saved_with.tokenizer) && text.contains(&wanted.tokenizer), "{text}");
+    assert_eq!(tree(&run.volume.run_dir().join("tiles")), before);
+}
+
+#[test]
+fn a_resumed_schedule_stands_at_the_updates_that_were_made() {
+    let run = Run::new();
+    // Eight steps of three updates; a position counted in steps would be 8, one counted twice 48.
+    let order = |step: u64| {
+        let Order::Train(mut order) = run.train(Phase::Rl, step, 1) else { unreachable!() };
+        order.updates = [[0, 1], [2, 3], [4, 5]].map(|members| plan(&run.samples, &members, 1, 2)).to_vec();
+        Order::Train(order)
+    };
+    let steps = |from: u64, to: u64| (from..to).map(order).collect::<Vec<_>>();
+    let whole = run.play((1, 1), RANDOM, &config(), steps(0, 9));
+    let saved = run.play((1, 1), RANDOM, &config(), [steps(0, 8), vec![save(8, "tiles/a")]].concat());
+    let meta = checkpoint::Checkpoint::open(&run.volume.run_dir().join("tiles/a"), None).unwrap().meta().clone();
+    assert_eq!((meta.position.schedule_position, meta.optimizer_steps), (24, 24));
+    let resumed = run.play((1, 1), commit(&saved[8], "tiles/a", 8, false), &config(), steps(8, 9));
+    let (resumed, whole) = (trained(&resumed[0]), trained(&whole[8]));
+    assert_eq!((resumed.updates_done, resumed.lr), (27, whole.lr), "the very rate of the run that never stopped");
+    assert!((config().optimizer.lr_at(26) - resumed.lr).abs() < 1e-12);
 }
 
 #[test]

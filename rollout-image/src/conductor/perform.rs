@@ -8,16 +8,15 @@ use conductor::{
     convert::{Conversion, WarmRow},
 };
 use rl::GroupAdvantage;
-use sglang::{DiskTransport, Engine, EngineError, HttpEngine, PauseMode, Publication, WeightTransport};
+use sglang::{DiskTransport, Engine, HttpEngine, Publication, UpdateLimits, update_engine};
 use straw::{Ref, Store, Writer};
 use tokio::runtime::Handle;
 
 use super::{inbox::Inbox, scoring, setup::Setup, tiles};
 
-/// A pause waits until nothing runs any more.
-const PAUSE_LIMIT: Duration = Duration::from_secs(60);
-/// Loading weights is reading a folder.
-const UPDATE_LIMIT: Duration = Duration::from_secs(600);
+/// Of bringing an engine to a version.
+const UPDATE_LIMITS: UpdateLimits =
+    UpdateLimits { pause: Duration::from_secs(60), load: Duration::from_secs(600), short: SHORT_LIMIT };
 /// Everything else an engine does at once.
 const SHORT_LIMIT: Duration = Duration::from_secs(10);
 /// Folders that hold one folder per commit and per version.
@@ -53,8 +52,10 @@ impl Performer {
             Command::Reply(id, reply) => self.inbox.answer(id, reply),
             Command::Convert { step, groups, advantage } => {
                 let (store, writer) = (self.store.clone(), self.writer.clone());
+                // What the trainer computes at.
+                let temperature = self.setup.config.frozen.sampling.temperature;
                 self.blocking(move || {
-                    let result = convert_batch(&store, &writer, step, &groups, advantage);
+                    let result = convert_batch(&store, &writer, step, &groups, advantage, temperature);
                     Event::Converted { step, result: result.map(Box::new).map_err(|error| format!("{error:#}")) }
                 });
             }
@@ -145,7 +146,7 @@ impl Performer {
         // Engines mount the volume where we do.
         let publication = Publication { version, folder: self.path(&folder).display().to_string() };
         self.runtime.spawn(async move {
-            let result = update(&engine, &DiskTransport, &publication).await;
+            let result = update_engine(&engine, &DiskTransport, &publication, UPDATE_LIMITS).await;
             if let Err(error) = &result {
                 tracing::warn!(url, version, %error, "an engine did not take its weights");
             }
@@ -154,25 +155,13 @@ impl Performer {
     }
 }
 
-/// Prepare while it still generates, pause, swap, and believe only what it says it serves.
-async fn update(
-    engine: &dyn Engine,
-    transport: &dyn WeightTransport,
-    publication: &Publication,
-) -> Result<(), EngineError> {
-    transport.prepare(engine, publication, UPDATE_LIMIT).await?;
-    // Requests in flight are computed again with the new weights; in Sync mode there are none.
-    engine.pause(PauseMode::Retract, PAUSE_LIMIT).await?;
-    transport.apply(engine, publication, UPDATE_LIMIT).await?;
-    transport.acknowledge(engine, publication, SHORT_LIMIT).await
-}
-
 fn convert_batch(
     store: &Store,
     writer: &Writer,
     step: u64,
     groups: &[(u64, Ref)],
     advantage: GroupAdvantage,
+    temperature: f64,
 ) -> anyhow::Result<Converted> {
     let groups = groups
         .iter()
@@ -181,7 +170,10 @@ fn convert_batch(
             rollout::read_group(&record).with_context(|| format!("reading group {group_index}"))
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let Conversion { record, shapes, stats } = convert::rl_batch(step, &groups, advantage)?;
+    let Conversion { record, shapes, stats, left_out } = convert::rl_batch(step, &groups, advantage, temperature)?;
+    if !left_out.is_empty() {
+        tracing::warn!(step, ?left_out, "samples were left out of a batch");
+    }
     let written = writer.publish(&format!("step-{step}"), std::slice::from_ref(&record))?;
     let batch = written.into_iter().next().context("straw gave no reference")?;
     Ok(Converted::new(batch, &shapes, stats))
@@ -202,7 +194,7 @@ fn convert_warm(setup: &Setup, writer: &Writer, first: u64, rows: &[Vec<u64>]) -
 }
 
 /// Folders of tiles and weights; an error means none: what is not seen is not deleted.
-fn list_folders(root: &std::path::Path) -> Vec<String> {
+pub fn list_folders(root: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for kind in KINDS {
         let Ok(entries) = std::fs::read_dir(root.join(kind)) else { continue };

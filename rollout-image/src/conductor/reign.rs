@@ -20,7 +20,7 @@ use straw::{Journal, RealFs, Recovered, Store};
 use super::{
     faults::{Faults, Point},
     inbox::{Inbox, Input},
-    perform::Performer,
+    perform::{Performer, list_folders},
     setup::Setup,
     steps_file::StepsFile,
 };
@@ -199,6 +199,7 @@ impl<'a> Reign<'a> {
             lines.extend(state.apply(&record)?.step_record);
             records += 1;
         }
+        state.check_volume(&list_folders(throne.setup.run_dir.path()))?;
         let steps = StepsFile::open(&throne.setup.run_dir.steps(), steps_bytes, &lines)?;
         let store = Store::open(RealFs::new(), throne.setup.run_dir.packs())?;
         let performer = Performer::new(

@@ -5,6 +5,8 @@
 //! event is delivered only to the conductor whose command it answers.
 #![allow(dead_code)]
 
+pub mod asks;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use conductor::{
@@ -901,38 +903,82 @@ impl World {
     // ------------------------------------------------------------ deaths
 
     fn people_die(&mut self) {
-        if self.rng.permille(self.faults.trainer)
-            && let Some(at) = self.trainers.iter().position(|trainer| trainer.attempt == self.attempt && !trainer.over)
-        {
-            self.died("trainer");
-            // Some live on, on a node that nobody reaches: their epoch is superseded when the next attempt claims.
-            if !self.rng.permille(self.faults.zombie) {
-                self.trainers[at].over = true;
-            }
-            self.start_attempt();
+        if self.rng.permille(self.faults.trainer) {
+            self.trainer_dies();
         }
         if self.rng.permille(self.faults.worker) {
             let at = self.rng.below(self.workers.len() as u64) as usize;
-            let worker = &mut self.workers[at];
-            worker.lives += 1;
-            worker.id.incarnation = worker.lives.to_string();
-            worker.held.clear();
-            worker.finished.clear();
-            (worker.asked, worker.offered) = (None, None);
-            self.died("worker");
+            self.worker_dies(at);
         }
         if self.rng.permille(self.faults.engine) {
             let at = self.rng.below(self.engines.len() as u64) as usize;
-            let engine = &mut self.engines[at];
-            engine.alive = false;
-            let url = engine.address.url.clone();
-            if let Some((version, _, epoch)) = engine.job.take() {
-                let url = url.clone();
-                self.send(Event::EngineUpdated { url, version, result: Err("reset".to_owned()) }, epoch);
-            }
-            self.send(Event::EngineProbed { url, result: Err(Unreached::gone("refused")) }, 0);
-            self.died("engine");
+            self.engine_dies(at);
         }
+    }
+
+    /// The living attempt dies, and the operator starts the next.
+    pub fn trainer_dies(&mut self) {
+        let living = self.trainers.iter().position(|trainer| trainer.attempt == self.attempt && !trainer.over);
+        let Some(at) = living else { return };
+        self.died("trainer");
+        // Some live on, on a node that nobody reaches: their epoch is superseded when the next attempt claims.
+        if !self.rng.permille(self.faults.zombie) {
+            self.trainers[at].over = true;
+        }
+        self.start_attempt();
+    }
+
+    fn worker_dies(&mut self, at: usize) {
+        let worker = &mut self.workers[at];
+        worker.lives += 1;
+        worker.id.incarnation = worker.lives.to_string();
+        worker.held.clear();
+        worker.finished.clear();
+        (worker.asked, worker.offered) = (None, None);
+        self.died("worker");
+    }
+
+    fn engine_dies(&mut self, at: usize) {
+        let engine = &mut self.engines[at];
+        engine.alive = false;
+        let url = engine.address.url.clone();
+        if let Some((version, _, epoch)) = engine.job.take() {
+            let url = url.clone();
+            self.send(Event::EngineUpdated { url, version, result: Err("reset".to_owned()) }, epoch);
+        }
+        self.send(Event::EngineProbed { url, result: Err(Unreached::gone("refused")) }, 0);
+        self.died("engine");
+    }
+
+    /// Every process is killed at once. What is left is the journal and the volume.
+    pub fn everybody_dies(&mut self) {
+        self.trainer_dies();
+        (0..self.workers.len()).for_each(|at| self.worker_dies(at));
+        (0..self.engines.len()).for_each(|at| self.engine_dies(at));
+        self.succeed();
+    }
+
+    /// Folders on the volume.
+    pub fn folders(&self) -> &BTreeSet<String> {
+        &self.folders
+    }
+
+    /// Rows of the groups of each accepted batch, by step.
+    pub fn rows_by_step(&self) -> BTreeMap<u64, Vec<u64>> {
+        let mut rows = BTreeMap::new();
+        let mut steps = BTreeMap::new();
+        for record in &self.journal {
+            match record {
+                Record::Refilled { groups, .. } => {
+                    rows.extend(groups.iter().map(|drawn| (drawn.group_index, drawn.row)))
+                }
+                Record::Accepted { step, groups, .. } => {
+                    steps.insert(*step, groups.iter().map(|group| rows[group]).collect());
+                }
+                _ => {}
+            }
+        }
+        steps
     }
 
     fn operator_acts(&mut self) {

@@ -272,6 +272,13 @@ impl Pass<'_> {
                 "StatusUnreachable",
                 "the conductor does not answer; the run goes on as far as it can",
             );
+        } else if running && self.report().is_some_and(|r| r.samples_invalid) {
+            self.set(
+                cond::DEGRADED,
+                true,
+                "SamplesInvalid",
+                "more than a fifth of the last samples could not be generated or judged; they teach nothing, and the workers' logs say why",
+            );
         } else if running && reduced(&self.s.conditions, cond::SERVING_READY) {
             self.set(
                 cond::DEGRADED,
