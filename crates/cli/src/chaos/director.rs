@@ -182,8 +182,29 @@ impl Director {
                     *steps += 1;
                 }
             }
-            Update::Event(_) => {}
+            Update::Event(event) => {
+                if event.reason == "Ended" && event.text.contains(&self.conductor_pod) {
+                    self.see_conductors_end();
+                }
+            }
         }
+    }
+
+    /// The conductor's process has ended: if by a fault that was armed, its log says so already.
+    fn see_conductors_end(&mut self) {
+        let epoch = self.conductor.epoch;
+        if let Some(death @ ConductorDeath::Armed { .. }) = self.conductor_death(epoch)
+            && self.conductor.struck < epoch
+            && struck_itself(&self.conductor_log(), epoch)
+        {
+            self.conductor.struck = epoch;
+            self.conductor.played += 1;
+            self.killed(&format!("conductor, epoch {epoch}, {death}"));
+        }
+    }
+
+    fn conductor_log(&self) -> Vec<String> {
+        tail_of(&self.state.join("logs").join(format!("{}.log", self.conductor_pod)), TAIL_LINES)
     }
 
     fn see_attempts(&mut self, status: &RLJobStatus) {
@@ -213,7 +234,7 @@ impl Director {
 
     /// A conductor answers with a new epoch: those before it have ended, and its log says how.
     fn see_reign(&mut self, new: u64) {
-        let log = tail_of(&self.state.join("logs").join(format!("{}.log", self.conductor_pod)), TAIL_LINES);
+        let log = self.conductor_log();
         for epoch in self.conductor.epoch..new {
             match self.conductor_death(epoch) {
                 _ if self.conductor.struck >= epoch => {}
