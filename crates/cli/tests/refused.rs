@@ -95,12 +95,14 @@ fn a_wrong_volume_flag_is_an_error_of_the_flags() {
 
 #[test]
 fn yaml_that_cannot_be_read_is_told_with_its_place() {
-    for (from, to, place) in
-        [("  mode: Sync", "  mode: [Sync", "rljob.yaml:5"), ("  mode: Sync", "\tmode: Sync", "rljob.yaml:4")]
+    let line = GOOD.lines().position(|line| line == "  mode: Sync").unwrap() + 1;
+    for (to, place, fix) in
+        [("  mode: [Sync", line + 1, "a bracket or a quote is open"), ("\tmode: Sync", line, "with blanks")]
     {
-        assert!(GOOD.contains(from));
-        let error = Desk::new(&GOOD.replace(from, to)).refused(&["run", "rljob.yaml"]);
-        assert!(error.starts_with(&format!("error: {place}")) && error.contains("\n  fix: "), "{error}");
+        let error = Desk::new(&GOOD.replace("  mode: Sync", to)).refused(&["run", "rljob.yaml"]);
+        let broken = if place == line { "`mode: Sync`" } else { "`batch:`" };
+        assert!(error.starts_with(&format!("error: rljob.yaml:{place}: ")), "{error}");
+        assert!(error.contains(broken) && error.contains("\n  fix: ") && error.contains(fix), "{error}");
     }
 }
 
