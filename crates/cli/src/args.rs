@@ -6,8 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 /// Trains language models by reinforcement learning, on this machine: an RLJob's parts run as processes.
 ///
-/// The manifest is that of a Kubernetes object, but the operator that would run it on a cluster is not there yet: nothing acts
-/// on a `kubectl apply` today.
+/// Its manifests are Kubernetes objects; the operator that runs them on a cluster is not there yet.
 #[derive(Debug, Parser)]
 #[command(name = "thresh", version, about, max_term_width = 100)]
 pub struct Args {

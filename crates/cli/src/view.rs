@@ -66,7 +66,7 @@ impl View {
         };
         match progress.filter(|progress| progress.phase == RunPhase::Rl) {
             Some(progress) => {
-                let (step, total) = (progress.step, progress.total_steps);
+                let (step, total) = (self.done(progress), progress.total_steps);
                 let done = format!(" {step}/{total} steps");
                 let eta = self.eta(progress).map_or(String::new(), |left| format!("eta {}", clock(left)));
                 let whole = format!("{done}  {}  {eta:<9}", bar(step, total, BAR));
@@ -144,13 +144,18 @@ impl View {
         Some(format!("waiting for {} ({})", wait.what, wait.owner))
     }
 
+    /// Steps that are finished, as the row has them: the conductor is asked less often than its steps are read.
+    fn done(&self, progress: &Progress) -> u64 {
+        self.newest.map_or(progress.step, |newest| newest + 1)
+    }
+
     fn eta(&self, progress: &Progress) -> Option<Duration> {
         // The last few: what came before may have waited for a person, or ran in another layout.
         let first = self.steps.values().nth(self.steps.len().saturating_sub(RECENT))?;
         let last = self.steps.values().next_back()?;
         let done = last.step.checked_sub(first.step).filter(|done| *done > 0)?;
         let each = (last.elapsed_seconds - first.elapsed_seconds) / done as f64;
-        let left = progress.total_steps.saturating_sub(progress.step) as f64 * each;
+        let left = progress.total_steps.saturating_sub(self.done(progress)) as f64 * each;
         Duration::try_from_secs_f64(left).ok()
     }
 }
@@ -452,7 +457,13 @@ mod tests {
         assert!(view.block(Timestamp::UNIX_EPOCH, WIDE).contains("\n   13  0.44"));
         view.step(step(9, 0.38));
         let block = view.block(Timestamp::UNIX_EPOCH, WIDE);
-        assert!(block.contains("\n   10  0.38"), "{block}");
+        assert!(block.contains("\n   10  0.38") && block.contains("\n 10/50 steps"), "{block}");
+        view.step(step(13, 0.46));
+        let block = view.block(Timestamp::UNIX_EPOCH, WIDE);
+        assert!(
+            block.contains("\n   14  0.46") && block.contains("\n 14/50 steps"),
+            "before the conductor is asked: {block}"
+        );
     }
 
     #[test]
