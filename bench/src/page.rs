@@ -24,7 +24,8 @@ const PARTS: [(&str, &str, &str); 3] = [
          sequence of a batch, with sampling and log-prob. One thread is timed by its CPU time, several by the wall. PyTorch runs \
          eagerly in float32, with fused projections, attention and AdamW; it starts from the same weights and must come to the same log-probs \
          and gradient norm, within 1e-3, before either is timed. *Of peak* is the share of what as many cores as there are \
-         threads could do in fused multiply-adds, measured in the same round.",
+         threads could do in fused multiply-adds, measured in the same round. The row `pytorch` measures nothing: its case is the \
+         version of the peer.",
     ),
     (
         "rollout",

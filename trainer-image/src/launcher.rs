@@ -51,6 +51,7 @@ pub fn run() -> u8 {
 struct End {
     rank: usize,
     code: u8,
+    /// In words.
     how: String,
     /// The last line the rank wrote to standard error.
     last_words: String,
@@ -67,7 +68,7 @@ async fn watch(pod: &Pod) -> Result<u8> {
         tokio::spawn(async move {
             let last_words = pass_on(stderr).await;
             let end = match child.wait().await {
-                Ok(status) => End { rank, code: code_of(status), how: status.to_string(), last_words },
+                Ok(status) => End { rank, code: code_of(status), how: how(status), last_words },
                 Err(error) => End { rank, code: exit::FAILURE, how: format!("lost: {error}"), last_words },
             };
             // Nobody listens only when the launcher is leaving.
@@ -111,11 +112,34 @@ fn verdict(over: &[End]) -> u8 {
     let first = over.iter().filter(failed).find(|e| e.code != exit::PEER_FAILED).or_else(|| over.iter().find(failed));
     if let Some(end) = first {
         let what = if end.code == exit::PEER_FAILED { "ended because a rank elsewhere failed" } else { "failed first" };
-        tracing::error!(rank = end.rank, code = end.code, "rank {} {what} ({}): {}", end.rank, end.how, end.last_words);
+        // No fields: whoever shows why a pod ended quotes this line.
+        tracing::error!("rank {} {what}: {}", end.rank, why(end));
         return end.code;
     }
     // Without a failure: a pod is complete only if every rank is.
     over.iter().map(|e| e.code).max().unwrap_or(exit::FAILURE)
+}
+
+/// What the rank said, if it had the time to say why it ends, or else how it ended.
+fn why(end: &End) -> String {
+    let said = control::log::words_of(&end.last_words);
+    // Whom a signal met did not know: its last words are about something else.
+    if end.code > 128 || said.is_empty() {
+        return end.how.clone();
+    }
+    let own = said.strip_prefix(&format!("rank {}", end.rank)).and_then(|rest| rest.strip_prefix([',', ':']));
+    own.map_or(said.as_str(), str::trim_start).to_owned()
+}
+
+/// How a process ended, in words.
+fn how(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (_, Some(9)) => "killed (SIGKILL)".into(),
+        (_, Some(signal)) => format!("ended by signal {signal}"),
+        (Some(code), None) => format!("exit code {code}"),
+        (None, None) => status.to_string(),
+    }
 }
 
 fn start(pod: &Pod, rank: usize, local: usize) -> Result<Child> {
@@ -175,6 +199,15 @@ mod tests {
         assert_eq!(verdict(&[end(1, exit::PEER_FAILED), end(0, 137)]), 137);
         assert_eq!(verdict(&[end(0, exit::USER_MUST_ACT), end(1, exit::FAILURE)]), exit::USER_MUST_ACT);
         assert_eq!(verdict(&[end(0, exit::PEER_FAILED), end(1, exit::PEER_FAILED)]), exit::PEER_FAILED);
+    }
+
+    #[test]
+    fn a_death_is_told_by_what_the_rank_said_and_a_kill_by_the_signal() {
+        let said = |code, last_words: &str| why(&End { last_words: last_words.into(), ..end(1, code) });
+        let log = "2026-11-29T17:50:48.868559Z ERROR rank 1, train RL step 7 (order 12): no space left";
+        assert_eq!(said(exit::FAILURE, log), "train RL step 7 (order 12): no space left");
+        assert_eq!(said(exit::FAILURE, ""), "exit 1");
+        assert_eq!(said(137, "2026-11-29T17:50:48.868559Z  WARN injected fault: kill"), "exit 137");
     }
 
     #[test]

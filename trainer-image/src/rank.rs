@@ -37,7 +37,8 @@ pub fn run(local: &Local) -> u8 {
         Ok(Ended::Finished) => exit::COMPLETE,
         Ok(Ended::Stopped) => exit::STOPPED,
         Err((code, text)) => {
-            tracing::error!(code, "{text}");
+            // No fields: the launcher quotes this line.
+            tracing::error!("{text}");
             code
         }
     }

@@ -32,6 +32,17 @@ pub const AVAILABLE: &str = "Available";
 /// All engines are at the writer's version. ServingCluster.
 pub const WEIGHTS_IN_SYNC: &str = "WeightsInSync";
 
+/// Why a run is at its end (the reason of [`COMPLETE`] or [`FAILED`]), for people.
+pub fn in_words(reason: &str) -> &str {
+    match reason {
+        "TrainingFinished" => "done",
+        "FailJobRule" => "another attempt would fail as this one did",
+        "BackoffLimitExceeded" => "too many failures",
+        "DeadlineExceeded" => "its time is over",
+        other => other,
+    }
+}
+
 /// Longest message kept.
 pub const MESSAGE_MAX: usize = 1024;
 

@@ -286,6 +286,26 @@ pub enum Outcome {
     Suspended,
 }
 
+impl Outcome {
+    /// For people, after "attempt 3".
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Complete => "completed the run",
+            Self::Stopped => "stopped as asked",
+            Self::Deleted => "was deleted",
+            Self::Disrupted => "was lost to the cluster",
+            Self::UserError => "failed and needs you",
+            Self::OutOfMemory => "ran out of memory",
+            Self::Failed => "failed",
+            Self::StartupDeadline => "was not ready in time",
+            Self::NoProgress => "made no progress",
+            Self::SpecChange => "ended for an edit",
+            Self::Requested => "ended for a new restart token",
+            Self::Suspended => "ended for a suspension",
+        }
+    }
+}
+
 /// How the last attempt ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

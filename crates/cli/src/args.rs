@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Trains language models by reinforcement learning, here as on Kubernetes.
+/// Trains language models by reinforcement learning, on this machine: an RLJob's parts run as processes.
+///
+/// Its manifests are Kubernetes objects; the operator that runs them on a cluster is not there yet.
 #[derive(Debug, Parser)]
 #[command(name = "thresh", version, about, max_term_width = 100)]
 pub struct Args {
@@ -16,7 +18,7 @@ pub struct Args {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run an RLJob on this machine: the manifest you would `kubectl apply`. Run it again to go on where it stopped.
+    /// Run an RLJob on this machine. Run it again to go on where it stopped.
     Run(Run),
     /// Run an RLJob while its parts are killed, and check that nothing is lost or done twice.
     Chaos(Chaos),
@@ -37,8 +39,8 @@ pub enum Command {
 /// `thresh run`
 #[derive(Debug, clap::Args)]
 pub struct Run {
-    /// Manifest with one RLJob (and the ServingCluster and RolloutPool it refers to, if it does). Saving an edit while it
-    /// runs is `kubectl apply`.
+    /// Manifest with one RLJob (and the ServingCluster and RolloutPool it refers to, if it does). An edit that is saved while
+    /// it runs is applied.
     pub file: PathBuf,
     /// Folder that keeps the run; `./runs/NAME` by default.
     #[arg(long, value_name = "DIR")]
@@ -73,7 +75,7 @@ pub struct Chaos {
     /// Who dies when follows from it; by default from the clock. It is printed.
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Folder that keeps the run, and must not hold one yet; `./runs/NAME-chaos` by default.
+    /// Folder that keeps the run, and must not hold one yet; `./runs/NAME-chaos` by default (`./runs/NAME` if NAME ends so).
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Use DIR for a PersistentVolumeClaim, as in `thresh run`.

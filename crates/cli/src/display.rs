@@ -6,22 +6,24 @@ use std::{
 };
 
 use control::wire::StepRecord;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use local::{event::Event, run::Update};
 use serde_json::json;
 
 use crate::{
     args::Output,
+    live_block::LiveBlock,
     view::{self, View},
 };
 
-/// How often the live block is drawn again, for its spinner-free clock.
-const DRAW: Duration = Duration::from_millis(250);
+/// How often [`Display::tick`] is wanted: waits grow older, and terminals change their size.
+pub const TICK: Duration = Duration::from_millis(250);
+/// Lines after an event's first are set in so far, below its text.
+const INDENT: usize = 10;
 /// The warm start is told at most this often where every line stays.
 const WARM_LINE: Duration = Duration::from_secs(5);
 
 enum Kind {
-    Terminal(ProgressBar),
+    Terminal(LiveBlock),
     Plain,
     Json,
 }
@@ -43,22 +45,18 @@ impl Display {
         let kind = match output {
             Output::Json => Kind::Json,
             Output::Human if plain => Kind::Plain,
-            Output::Human => {
-                let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-                if let Ok(style) = ProgressStyle::with_template("{msg}") {
-                    bar.set_style(style);
-                }
-                bar.enable_steady_tick(DRAW);
-                Kind::Terminal(bar)
-            }
+            Output::Human => Kind::Terminal(LiveBlock::new()),
         };
         Self { kind, view: View::default(), warm_told: None }
     }
 
     /// The first line.
-    pub fn header(&self, line: &str) {
-        match &self.kind {
-            Kind::Terminal(bar) => bar.println(line),
+    pub fn header(&mut self, line: &str) {
+        match &mut self.kind {
+            Kind::Terminal(block) => {
+                let lines = view::wrapped(line, block.width(), 2);
+                block.print(&lines.join("\n"));
+            }
             Kind::Plain => say(line),
             Kind::Json => say(&json!({"type": "run", "text": line}).to_string()),
         }
@@ -115,19 +113,26 @@ impl Display {
                 self.view.status(*status);
             }
         }
-        if let Kind::Terminal(bar) = &self.kind {
-            bar.set_message(self.view.block(jiff::Timestamp::now()));
+        self.tick();
+    }
+
+    /// Draws the live block as it is now.
+    pub fn tick(&mut self) {
+        if let Kind::Terminal(block) = &mut self.kind {
+            block.draw(&self.view.block(jiff::Timestamp::now(), block.width()));
         }
     }
 
-    fn event(&self, event: &Event) {
-        match &self.kind {
-            Kind::Terminal(bar) => {
+    fn event(&mut self, event: &Event) {
+        match &mut self.kind {
+            Kind::Terminal(block) => {
                 let time = view::time_of_day(event.time);
                 // Yellow for what is worth a look; the block's own text stays plain.
                 let (on, off) = if event.warning { ("\u{1b}[33m", "\u{1b}[0m") } else { ("", "") };
-                let text = event.text.replace('\n', "\n          ");
-                bar.println(format!("{time}  {on}{text}{off}"));
+                let text = format!("{time}  {}", event.text);
+                let lines: Vec<String> =
+                    text.lines().enumerate().flat_map(|(place, line)| below(place, line, block.width())).collect();
+                block.print(&format!("{on}{}{off}", lines.join("\n")));
             }
             Kind::Plain => {
                 let time = view::time_of_day(event.time);
@@ -138,12 +143,10 @@ impl Display {
         }
     }
 
-    /// Takes the live block away; what follows is printed below the events.
-    pub fn finish(&self) {
-        if let Kind::Terminal(bar) = &self.kind {
-            // The last state of the block stays readable above the summary.
-            bar.println(self.view.block(jiff::Timestamp::now()));
-            bar.finish_and_clear();
+    /// Takes the live block away, whose advice is over with the run; what follows is printed below the events.
+    pub fn finish(&mut self) {
+        if let Kind::Terminal(block) = &mut self.kind {
+            block.clear();
         }
     }
 
@@ -151,6 +154,14 @@ impl Display {
     pub fn is_json(&self) -> bool {
         matches!(self.kind, Kind::Json)
     }
+}
+
+/// A line of an event: its first begins with the time, the others stand below its text.
+fn below(place: usize, line: &str, width: usize) -> Vec<String> {
+    if place == 0 {
+        return view::wrapped(line, width, INDENT);
+    }
+    view::wrapped(&format!("{}{line}", " ".repeat(INDENT)), width, INDENT + 2)
 }
 
 /// A line on standard output. A reader that went away is no reason to stop a run.

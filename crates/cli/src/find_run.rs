@@ -1,8 +1,9 @@
-//! Which state folder a person means.
+//! Which state folder a person means, and where what it speaks of lies.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use local::status_file::StatusFile;
 
 /// A folder, a name under `./runs`, or the only run there.
 ///
@@ -36,9 +37,55 @@ fn find_in(runs: &Path, run: Option<&str>) -> Result<PathBuf> {
             bail!("no run under {}\n  fix: name a state folder, or start one with `thresh run FILE`", runs.display())
         }
         (None, _) => bail!("several runs under {}: {}\n  fix: name one", runs.display(), names.join(", ")),
-        (Some(run), []) => bail!("{run}: no state folder of a run, and none under {}", runs.display()),
+        (Some(run), []) => bail!(
+            "{run}: no state folder of a run, and none under {}\n  fix: name the folder that --state named, or start a run with \
+             `thresh run FILE`",
+            runs.display()
+        ),
         (Some(run), _) => bail!("{run}: no state folder of a run\n  fix: use one of {}", names.join(", ")),
     }
+}
+
+/// The status file of a state folder.
+///
+/// # Errors
+/// Says where to look when there is none yet.
+pub fn status_of(state: &Path) -> Result<StatusFile> {
+    StatusFile::read(state)?.with_context(|| {
+        format!(
+            "{}: not there yet\n  fix: the run has not got that far; look at {}",
+            state.join("status.json").display(),
+            state.join("logs").display()
+        )
+    })
+}
+
+/// The run's folder on its volume, which must be there.
+///
+/// # Errors
+/// Says what is gone, and what to do.
+pub fn run_dir_of(status: &StatusFile) -> Result<&Path> {
+    let name = &status.name;
+    if let Some(reason) = absent(&status.volume) {
+        bail!(
+            "{}: the volume of the run {name} is not there: {reason}\n  fix: bring it back to that place; the run's model, \
+             journal and commits are on it",
+            status.volume.display()
+        );
+    }
+    if let Some(reason) = absent(&status.run_dir) {
+        bail!(
+            "{}: the folder of the run {name} is not on its volume: {reason}\n  fix: bring it back, or start a new run with \
+             another --state folder",
+            status.run_dir.display()
+        );
+    }
+    Ok(&status.run_dir)
+}
+
+/// Why there is no folder, if there is none.
+fn absent(folder: &Path) -> Option<std::io::Error> {
+    std::fs::read_dir(folder).err()
 }
 
 fn is_state(folder: &Path) -> bool {
@@ -62,5 +109,21 @@ mod tests {
         let by_path = runs.join("a").display().to_string();
         assert_eq!(find_in(&runs, Some(&by_path)).unwrap(), runs.join("a"));
         assert!(find_in(&runs, Some("c")).unwrap_err().to_string().contains("use one of a, b"));
+    }
+
+    #[test]
+    fn a_volume_that_is_gone_is_one_error_with_a_fix_and_the_reason_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = folder.path().join("volume");
+        let status = StatusFile { run_dir: volume.join("runs/u"), volume, name: "r".into(), ..Default::default() };
+        let error = format!("{:#}", run_dir_of(&status).unwrap_err());
+        assert!(error.contains("the volume of the run r is not there") && error.contains("\n  fix: "), "{error}");
+        assert_eq!(error.matches("os error").count(), 1, "{error}");
+        std::fs::create_dir_all(&status.volume).unwrap();
+        let error = format!("{:#}", run_dir_of(&status).unwrap_err());
+        assert!(error.contains("the folder of the run r is not on its volume"), "{error}");
+        assert_eq!(error.matches("os error").count(), 1, "{error}");
+        std::fs::create_dir_all(&status.run_dir).unwrap();
+        assert_eq!(run_dir_of(&status).unwrap(), status.run_dir);
     }
 }

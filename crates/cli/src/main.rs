@@ -9,6 +9,7 @@ mod closing;
 mod commands;
 mod display;
 mod find_run;
+mod live_block;
 mod reward_svg;
 mod soundness;
 mod view;

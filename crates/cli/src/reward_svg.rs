@@ -4,10 +4,12 @@
 //! light page; a style sheet in the file replaces each where the reader prefers dark.
 
 use control::wire::StepRecord;
-use plotters::prelude::*;
+use plotters::{coord::Shift, prelude::*};
 
 const WIDTH: u32 = 400;
-const HEIGHT: u32 = 260;
+const HEIGHT: u32 = 300;
+/// The strip on top for title and legend.
+const HEAD: u32 = 46;
 
 /// The plotter writes sizes divided by 1.24: these are 14 and 12 in the file.
 const TITLE: u32 = 17;
@@ -47,12 +49,16 @@ pub fn draw(name: &str, steps: &[StepRecord]) -> anyhow::Result<String> {
         let (low, high) =
             finite().fold((0.0_f64, 1.0_f64), |(low, high), step| (low.min(step.reward), high.max(step.reward)));
         let text = |size: u32| ("sans-serif", size).into_font().color(&INK.0);
-        let mut chart = ChartBuilder::on(&root)
-            .caption(format!("{name}: mean reward by step"), text(TITLE))
+        let marks = attempts(steps);
+        let (head, body) = root.split_vertically(HEAD);
+        head.draw(&Text::new(format!("{name}: mean reward by step"), (14, 8), text(TITLE))).map_err(failed)?;
+        legend(&head, !marks.is_empty()).map_err(failed)?;
+        let mut chart = ChartBuilder::on(&body)
             .margin(8)
+            .margin_top(6)
             .margin_right(14)
-            .x_label_area_size(26)
-            .y_label_area_size(38)
+            .x_label_area_size(40)
+            .y_label_area_size(54)
             .build_cartesian_2d(0..last, low..high)
             .map_err(failed)?;
         chart
@@ -62,6 +68,9 @@ pub fn draw(name: &str, steps: &[StepRecord]) -> anyhow::Result<String> {
             .y_labels(6)
             .max_light_lines(1)
             .y_label_formatter(&|value| format!("{value:.2}"))
+            .x_desc("step")
+            .y_desc("mean reward")
+            .axis_desc_style(text(LABEL))
             .label_style(text(LABEL))
             .axis_style(INK.0)
             .bold_line_style(FAINT.0)
@@ -77,7 +86,6 @@ pub fn draw(name: &str, steps: &[StepRecord]) -> anyhow::Result<String> {
         let mut band: Vec<(u64, f64)> = finite().map(edge(1.0)).collect();
         band.extend(finite().rev().map(edge(-1.0)));
         chart.draw_series([Polygon::new(band, BAND.0.filled())]).map_err(failed)?;
-        let marks = attempts(steps);
         for (place, (step, attempt)) in marks.iter().enumerate() {
             let dash = DashedLineSeries::new([(*step, low), (*step, high)], 4, 3, MARK.0.stroke_width(1));
             chart.draw_series(dash).map_err(failed)?;
@@ -95,6 +103,25 @@ pub fn draw(name: &str, steps: &[StepRecord]) -> anyhow::Result<String> {
         root.present().map_err(failed)?;
     }
     Ok(with_style(&svg))
+}
+
+/// What line, band and dashes are, in one row.
+fn legend<'a>(
+    head: &DrawingArea<SVGBackend<'a>, Shift>,
+    attempts: bool,
+) -> Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>> {
+    let text = |words: &'static str, x: i32| Text::new(words, (x, 29), ("sans-serif", LABEL).into_font().color(&INK.0));
+    head.draw(&PathElement::new([(14, 35), (30, 35)], CURVE.0.stroke_width(2)))?;
+    head.draw(&text("mean", 35))?;
+    head.draw(&Rectangle::new([(80, 30), (96, 40)], BAND.0.filled()))?;
+    head.draw(&text("± one standard deviation", 101))?;
+    if attempts {
+        for x in [264, 271, 278] {
+            head.draw(&PathElement::new([(x, 35), (x + 4, 35)], MARK.0.stroke_width(1)))?;
+        }
+        head.draw(&text("new attempt", 288))?;
+    }
+    Ok(())
 }
 
 /// Steps at which another attempt than before is at work, and its number.
@@ -151,6 +178,15 @@ mod tests {
         assert_eq!(attempts(&steps()), [(2, 2), (4, 4)]);
         let svg = draw("r", &steps()).unwrap();
         assert!(svg.contains("\nattempt 2\n") && svg.contains("\n4\n"));
+    }
+
+    #[test]
+    fn axes_line_band_and_marks_are_named() {
+        let svg = draw("r", &steps()).unwrap();
+        for words in ["step", "mean reward", "mean", "± one standard deviation", "new attempt"] {
+            assert!(svg.contains(&format!("\n{words}\n")), "{words}");
+        }
+        assert!(!draw("r", &steps()[..2]).unwrap().contains("new attempt"), "there is none");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use control::wire::{Progress, RunPhase, StepRecord, Wait};
 use jiff::{Timestamp, tz::TimeZone};
 
 const BAR: usize = 20;
-const SPARK: usize = 16;
+/// Longest and shortest curve of the rewards.
+const SPARK: (usize, usize) = (16, 8);
 /// Steps that the time left is estimated from.
 const RECENT: usize = 10;
 const LONG_WAIT_MS: i64 = 3000;
@@ -18,6 +19,8 @@ pub struct View {
     progress: Option<Progress>,
     status: Option<RLJobStatus>,
     steps: BTreeMap<u64, StepRecord>,
+    /// The step that was finished last; behind the others while steps are replayed.
+    newest: Option<u64>,
     stopping: bool,
 }
 
@@ -34,6 +37,7 @@ impl View {
 
     /// A finished step.
     pub fn step(&mut self, step: StepRecord) {
+        self.newest = Some(step.step);
         self.steps.insert(step.step, step);
     }
 
@@ -42,56 +46,96 @@ impl View {
         self.stopping = true;
     }
 
-    /// The live block.
-    pub fn block(&self, now: Timestamp) -> String {
+    /// The live block, no line longer than `width`. What is least needed is left out first.
+    pub fn block(&self, now: Timestamp, width: usize) -> String {
         let mut lines = Vec::new();
         let progress = self.progress.as_ref();
         if let Some(progress) = progress.filter(|progress| progress.phase == RunPhase::WarmStart) {
-            lines.push(warm(progress));
+            lines.push(warm(progress, width));
         }
-        if let Some(step) = self.steps.values().next_back() {
-            lines.push(" step  reward                  gap      version  tokens/s  gen / train / publish".into());
-            lines.push(self.row(step));
+        if let Some(step) = self.newest.and_then(|newest| self.steps.get(&newest)) {
+            lines.extend(self.row(step, width));
         }
         if let Some(wait) = self.wait(now) {
-            lines.push(format!(" {wait}"));
+            lines.extend(wrapped(&format!(" {wait}"), width, 3));
         }
-        let stop = if self.stopping {
-            "stopping after a checkpoint; Ctrl-C again stops at once"
+        let (stop, short) = if self.stopping {
+            ("stopping after a checkpoint; Ctrl-C again stops at once", "stopping; Ctrl-C again: at once")
         } else {
-            "Ctrl-C: checkpoint and stop; run again to go on"
+            ("Ctrl-C: checkpoint and stop; run again to go on", "Ctrl-C: save and stop")
         };
         match progress.filter(|progress| progress.phase == RunPhase::Rl) {
             Some(progress) => {
-                let (step, total) = (progress.step, progress.total_steps);
+                let (step, total) = (self.done(progress), progress.total_steps);
+                let done = format!(" {step}/{total} steps");
                 let eta = self.eta(progress).map_or(String::new(), |left| format!("eta {}", clock(left)));
-                lines.push(format!(" step {step}/{total}  {}  {eta:<9}  {stop}", bar(step, total)));
+                let whole = format!("{done}  {}  {eta:<9}", bar(step, total, BAR));
+                lines.push(fitting(
+                    width,
+                    &[
+                        format!("{whole}  {stop}"),
+                        format!("{whole}  {short}"),
+                        format!("{done}  {eta:<9}  {short}"),
+                        format!("{done}  {short}"),
+                        done,
+                    ],
+                ));
             }
-            None => lines.push(format!(" {stop}")),
+            None => lines.push(fitting(width, &[format!(" {stop}"), format!(" {short}")])),
         }
+        let lines: Vec<String> = lines.iter().map(|line| clipped(line, width)).collect();
         lines.join("\n")
     }
 
-    fn row(&self, step: &StepRecord) -> String {
-        let rewards: Vec<f64> = self.steps.values().map(|step| step.reward).collect();
+    /// The heading and the row of a step.
+    fn row(&self, step: &StepRecord, width: usize) -> [String; 2] {
+        let rewards: Vec<f64> = self.steps.range(..=step.step).map(|(_, step)| step.reward).collect();
+        // One scale for the whole run: what is flat looks flat.
+        let (low, high) = self
+            .steps
+            .values()
+            .map(|step| step.reward)
+            .filter(|reward| reward.is_finite())
+            .fold((0.0_f64, 1.0_f64), |(low, high), reward| (low.min(reward), high.max(reward)));
         let version = self.progress.as_ref().map_or(step.weight_version, |progress| progress.weight_version);
-        format!(
-            " {:>4}  {:<5.2} {:<16}  {:<7}  {:<7}  {:<8}  {} / {} / {} s",
-            step.step,
-            step.reward,
-            spark(&rewards[rewards.len().saturating_sub(SPARK)..]),
-            gap(step.train.gap_max),
-            version,
-            thousands(step.tokens_per_second),
+        let times = format!(
+            "{} / {} / {} s",
             seconds(step.generate_seconds),
             seconds(step.train.seconds),
-            seconds(step.publish_seconds),
-        )
+            seconds(step.publish_seconds)
+        );
+        let table = |points: usize, columns: usize| {
+            let curve = spark(&rewards[rewards.len().saturating_sub(points)..], low, high);
+            let cells = [
+                // As the bar counts them: so many are finished.
+                (5, " step".to_owned(), format!(" {:>4}", step.step + 1)),
+                (points + 6, "reward".into(), format!("{:<5.2} {curve}", step.reward)),
+                (7, "gap".into(), gap(step.train.gap_max)),
+                (7, "version".into(), version.to_string()),
+                (8, "tokens/s".into(), thousands(step.tokens_per_second)),
+                (0, "gen / train / publish".into(), times.clone()),
+            ];
+            let line = |pick: &dyn Fn(&(usize, String, String)) -> String| {
+                let all: Vec<String> =
+                    cells.iter().take(columns).map(|cell| format!("{:<1$}", pick(cell), cell.0)).collect();
+                all.join("  ").trim_end().to_owned()
+            };
+            [line(&|cell| cell.1.clone()), line(&|cell| cell.2.clone())]
+        };
+        let (most, least) = SPARK;
+        let shorter = (least..=most).rev().map(|points| (points, 6));
+        let tables = shorter.chain((2..6).rev().map(|columns| (least, columns)));
+        let fits = |table: &[String; 2]| table.iter().all(|line| line.chars().count() <= width);
+        tables.map(|(points, columns)| table(points, columns)).find(fits).unwrap_or_else(|| table(0, 2))
     }
 
     /// The one thing the run waits for, if it does not simply train.
     fn wait(&self, now: Timestamp) -> Option<String> {
         let status = self.status.as_ref()?;
+        // That no trainer runs is what was asked for.
+        if self.stopping {
+            return None;
+        }
         let ready = cond::get(&status.conditions, cond::TRAINER_READY);
         if let Some(condition) = ready.filter(|condition| condition.status != "True" && !condition.message.is_empty()) {
             return Some(format!("{}: {}", status.phase, condition.message));
@@ -100,13 +144,18 @@ impl View {
         Some(format!("waiting for {} ({})", wait.what, wait.owner))
     }
 
+    /// Steps that are finished, as the row has them: the conductor is asked less often than its steps are read.
+    fn done(&self, progress: &Progress) -> u64 {
+        self.newest.map_or(progress.step, |newest| newest + 1)
+    }
+
     fn eta(&self, progress: &Progress) -> Option<Duration> {
         // The last few: what came before may have waited for a person, or ran in another layout.
         let first = self.steps.values().nth(self.steps.len().saturating_sub(RECENT))?;
         let last = self.steps.values().next_back()?;
         let done = last.step.checked_sub(first.step).filter(|done| *done > 0)?;
         let each = (last.elapsed_seconds - first.elapsed_seconds) / done as f64;
-        let left = progress.total_steps.saturating_sub(progress.step) as f64 * each;
+        let left = progress.total_steps.saturating_sub(self.done(progress)) as f64 * each;
         Duration::try_from_secs_f64(left).ok()
     }
 }
@@ -175,24 +224,57 @@ pub fn plain_warm(progress: &Progress) -> String {
     format!("warm_step={} warm_steps_max={} pass_rate={rate}", progress.warm_step, progress.warm_steps_max)
 }
 
-fn warm(progress: &Progress) -> String {
+fn warm(progress: &Progress, width: usize) -> String {
     let rate = progress.pass_rate.map_or(String::new(), |rate| format!("  pass rate {rate:.2}"));
     let (step, most) = (progress.warm_step, progress.warm_steps_max);
-    format!(" warm start  {}  {step}/{most}{rate}", bar(step, most))
+    let whole = format!(" warm start  {}  {step}/{most}{rate}", bar(step, most, BAR));
+    fitting(width, &[whole, format!(" warm start  {step}/{most}{rate}"), format!(" warm start  {step}/{most}")])
 }
 
-fn bar(done: u64, total: u64) -> String {
-    let filled = (done.min(total) as usize * BAR).checked_div(total as usize).unwrap_or(0);
-    format!("{}{}", "━".repeat(filled), "─".repeat(BAR - filled))
+fn bar(done: u64, total: u64, width: usize) -> String {
+    let filled = (done.min(total) as usize * width).checked_div(total as usize).unwrap_or(0);
+    format!("{}{}", "━".repeat(filled), "─".repeat(width - filled))
 }
 
-/// Eight heights between the lowest and the highest value.
-pub fn spark(values: &[f64]) -> String {
+/// The first of the lines that is short enough, or else the last.
+fn fitting(width: usize, lines: &[String]) -> String {
+    let fits = |line: &&String| line.trim_end().chars().count() <= width;
+    lines.iter().find(fits).or(lines.last()).map(|line| line.trim_end().to_owned()).unwrap_or_default()
+}
+
+/// A line cut at `width`.
+fn clipped(line: &str, width: usize) -> String {
+    if line.chars().count() <= width {
+        return line.to_owned();
+    }
+    let mut cut: String = line.chars().take(width.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+/// One line as lines of at most `width`, broken between words; those after the first are set in by `indent`. A word that is
+/// longer has a line of its own.
+pub fn wrapped(line: &str, width: usize, indent: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut current = String::new();
+    let mut empty = true;
+    // Blanks belong to the word behind them, so that columns and what is set in already stay as they are.
+    for word in line.split_inclusive(' ') {
+        let length = current.chars().count() + word.trim_end().chars().count();
+        if !empty && length > width && !word.trim().is_empty() {
+            lines.push(current.trim_end().to_owned());
+            current = " ".repeat(indent);
+        }
+        current.push_str(word);
+        empty = current.trim().is_empty();
+    }
+    lines.push(current.trim_end().to_owned());
+    lines
+}
+
+/// Eight heights between `low` and `high`.
+fn spark(values: &[f64], low: f64, high: f64) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let (low, high) = values
-        .iter()
-        .filter(|value| value.is_finite())
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(*value), high.max(*value)));
     let height = |value: &f64| {
         let share = if high > low { (value - low) / (high - low) } else { 0.0 };
         HEIGHTS[((share * 7.0).round() as usize).min(7)]
@@ -201,7 +283,7 @@ pub fn spark(values: &[f64]) -> String {
 }
 
 fn gap(gap: f64) -> String {
-    if gap == 0.0 { "0".into() } else { format!("{gap:.1e}") }
+    if gap == 0.0 { "0.0".into() } else { format!("{gap:.1e}") }
 }
 
 fn thousands(value: f64) -> String {
@@ -239,6 +321,8 @@ mod tests {
 
     use super::*;
 
+    const WIDE: usize = 119;
+
     fn step(step: u64, reward: f64) -> StepRecord {
         StepRecord {
             step,
@@ -266,7 +350,7 @@ mod tests {
             weight_version: 13,
             ..Default::default()
         });
-        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH));
+        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH, WIDE));
     }
 
     #[test]
@@ -279,7 +363,7 @@ mod tests {
             pass_rate: Some(0.27),
             ..Default::default()
         });
-        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH));
+        insta::assert_snapshot!(view.block(Timestamp::UNIX_EPOCH, WIDE));
     }
 
     #[test]
@@ -296,7 +380,7 @@ mod tests {
             Timestamp::UNIX_EPOCH,
         );
         view.status(status);
-        let block = view.block(Timestamp::UNIX_EPOCH);
+        let block = view.block(Timestamp::UNIX_EPOCH, WIDE);
         assert!(block.contains("Restarting: r-t1-0 of an earlier attempt has not ended yet"), "{block}");
     }
 
@@ -317,11 +401,90 @@ mod tests {
     }
 
     #[test]
-    fn sparks_span_their_own_range_and_survive_what_is_no_number() {
-        assert_eq!(spark(&[0.0, 0.5, 1.0]), "▁▅█");
-        assert_eq!(spark(&[0.3, 0.3]), "▁▁");
-        assert_eq!(spark(&[f64::NAN, 1.0]), "·▁");
-        assert_eq!(spark(&[]), "");
+    fn sparks_span_the_scale_they_are_given_and_survive_what_is_no_number() {
+        assert_eq!(spark(&[0.0, 0.5, 1.0], 0.0, 1.0), "▁▅█");
+        assert_eq!(spark(&[0.3, 0.31], 0.0, 1.0), "▃▃");
+        assert_eq!(spark(&[f64::NAN, 1.0], 0.0, 1.0), "·█");
+        assert_eq!(spark(&[], 0.0, 1.0), "");
+    }
+
+    fn running() -> View {
+        let mut view = View::default();
+        for number in 0..13 {
+            view.step(step(number, 0.2 + 0.02 * number as f64));
+        }
+        view.progress(Progress {
+            phase: RunPhase::Rl,
+            step: 13,
+            total_steps: 50,
+            weight_version: 13,
+            ..Default::default()
+        });
+        view
+    }
+
+    #[test]
+    fn a_plateau_looks_flat() {
+        let mut view = View::default();
+        for (number, reward) in [0.1, 0.9, 0.9, 0.901, 0.899, 0.9, 0.902, 0.9, 0.9].into_iter().enumerate() {
+            view.step(step(number as u64, reward));
+        }
+        let block = view.block(Timestamp::UNIX_EPOCH, 79);
+        assert!(block.contains("▇▇▇▇▇▇▇▇"), "{block}");
+    }
+
+    #[test]
+    fn no_line_of_the_block_is_wider_than_the_terminal_and_the_step_is_left_out_last() {
+        let mut view = running();
+        let mut status = RLJobStatus::default();
+        let long = "2 of 4 engines of sort5-grpo-serving are ready, 4 are needed before the trainer begins";
+        let now = Timestamp::UNIX_EPOCH;
+        cond::set(&mut status.conditions, cond::TRAINER_READY, cond::Truth::False, "Waiting", long, Some(1), now);
+        view.status(status);
+        for width in 19..130 {
+            let block = view.block(now, width);
+            let widest = block.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= width, "{width}:\n{block}");
+            assert!(block.contains("13/50 steps"), "{width}:\n{block}");
+        }
+        let usual = view.block(now, 79);
+        assert!(usual.contains("gen / train / publish") && usual.contains("Ctrl-C: save and stop"), "{usual}");
+    }
+
+    #[test]
+    fn the_row_and_the_bar_count_the_same_steps_also_while_they_are_replayed() {
+        let mut view = running();
+        assert!(view.block(Timestamp::UNIX_EPOCH, WIDE).contains("\n   13  0.44"));
+        view.step(step(9, 0.38));
+        let block = view.block(Timestamp::UNIX_EPOCH, WIDE);
+        assert!(block.contains("\n   10  0.38") && block.contains("\n 10/50 steps"), "{block}");
+        view.step(step(13, 0.46));
+        let block = view.block(Timestamp::UNIX_EPOCH, WIDE);
+        assert!(
+            block.contains("\n   14  0.46") && block.contains("\n 14/50 steps"),
+            "before the conductor is asked: {block}"
+        );
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_set_in() {
+        assert_eq!(wrapped("14:02:11  one two three", 17, 10), ["14:02:11  one two", "          three"]);
+        assert_eq!(wrapped("    set in already", 12, 6), ["    set in", "      already"]);
+        assert_eq!(wrapped("a /very/long/path/of/one/word b", 12, 2), ["a", "  /very/long/path/of/one/word", "  b"]);
+        assert_eq!(wrapped("", 12, 2), [""]);
+    }
+
+    #[test]
+    fn who_asked_to_stop_is_not_told_that_the_run_is_suspended() {
+        let mut view = running();
+        let mut status = RLJobStatus { phase: api::Phase::Suspended, ..Default::default() };
+        let now = Timestamp::UNIX_EPOCH;
+        let message = "set spec.suspend: false to go on";
+        cond::set(&mut status.conditions, cond::TRAINER_READY, cond::Truth::False, "Suspended", message, Some(1), now);
+        view.status(status);
+        assert!(view.block(now, WIDE).contains("Suspended: set spec.suspend: false to go on"));
+        view.stopping();
+        assert!(!view.block(now, WIDE).contains("spec.suspend"));
     }
 
     #[test]

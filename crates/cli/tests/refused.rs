@@ -108,7 +108,60 @@ fn a_wrong_volume_flag_is_an_error_of_the_flags() {
     let output = desk.thresh(&["run", "missing.yaml"]);
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.starts_with("error: cannot read missing.yaml: "), "{error}");
+    assert!(error.starts_with("error: cannot read missing.yaml: there is no such file\n  fix: "), "{error}");
+    fs::create_dir(desk.folder.path().join("folder")).unwrap();
+    for (folder, said) in [("folder", "it is a folder\n  fix: "), (".", "name the manifest in it: ./rljob.yaml")] {
+        let error = desk.refused(&["run", folder]);
+        assert!(error.starts_with(&format!("error: cannot read {folder}: ")) && error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn yaml_that_cannot_be_read_is_told_with_its_place() {
+    let line = GOOD.lines().position(|line| line == "  mode: Sync").unwrap() + 1;
+    for (to, place, fix) in
+        [("  mode: [Sync", line + 1, "a bracket or a quote is open"), ("\tmode: Sync", line, "with blanks")]
+    {
+        let error = Desk::new(&GOOD.replace("  mode: Sync", to)).refused(&["run", "rljob.yaml"]);
+        let broken = if place == line { "`mode: Sync`" } else { "`batch:`" };
+        assert!(error.starts_with(&format!("error: rljob.yaml:{place}: ")), "{error}");
+        assert!(error.contains(broken) && error.contains("\n  fix: ") && error.contains(fix), "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_be_exported_is_told_with_a_fix() {
+    let desk = Desk::new(GOOD);
+    let export = |folder: &str, out: &str| {
+        let output = desk.thresh(&["hf", "export", folder, "--out", out]);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    fs::create_dir_all(desk.folder.path().join("st/objects")).unwrap();
+    fs::write(desk.folder.path().join("st/status.json"), r#"{"name": "r"}"#).unwrap();
+    fs::create_dir_all(desk.folder.path().join("tiles")).unwrap();
+    fs::write(desk.folder.path().join("tiles/index.json"), "{}").unwrap();
+    for (folder, out, said) in [
+        (".", "model", "neither a state folder of a run nor a folder of tiles\n  fix: "),
+        ("st", "model", "has no commit yet, so there are no weights to export\n  fix: "),
+        ("tiles", "model", "thresh hf export tiles --out model --model "),
+        (
+            "st",
+            "tiles",
+            "--out tiles: is there already, and nothing is written over\n  fix: name another folder with --out",
+        ),
+    ] {
+        let error = export(folder, out);
+        assert!(error.starts_with("error: ") && error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn chaos_names_the_folder_that_holds_a_run() {
+    let desk = Desk::new(GOOD);
+    fs::create_dir_all(desk.folder.path().join("st/objects")).unwrap();
+    let error = desk.refused(&["chaos", "rljob.yaml", "--state", "st"]);
+    assert!(error.starts_with("error: st: holds a run already") && error.contains("\n  fix: "), "{error}");
 }
 
 #[test]

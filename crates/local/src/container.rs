@@ -25,6 +25,9 @@ use crate::{
 /// The kubelet begins at 10 s and ends at 300; processes here start in milliseconds and nobody pays for a busy loop but us.
 const BACKOFF_FIRST: Duration = Duration::from_millis(250);
 const BACKOFF_LAST: Duration = Duration::from_secs(10);
+/// Reason of the state between an end and the next start, and how its message begins.
+const CRASH_LOOP: &str = "CrashLoopBackOff";
+const BACK_OFF: &str = "back-off ";
 /// A container that ran this long starts its backoff anew (the kubelet: 10 minutes).
 const BACKOFF_FORGET: Duration = Duration::from_secs(30);
 
@@ -149,6 +152,15 @@ pub async fn run(
     }
 }
 
+/// How long a container that has ended waits for its next start, if it does.
+#[must_use]
+pub fn backing_off(status: &ContainerStatus) -> Option<Duration> {
+    let waiting = status.state.as_ref()?.waiting.as_ref()?;
+    let message = waiting.message.as_ref().filter(|_| waiting.reason.as_deref() == Some(CRASH_LOOP))?;
+    let (wait, _) = message.strip_prefix(BACK_OFF)?.split_once(' ')?;
+    wait.parse().ok().map(Duration::from_millis)
+}
+
 struct Life {
     container: Container,
     pod: String,
@@ -172,8 +184,8 @@ impl Life {
     }
 
     fn crash_loop(&mut self, backoff: Duration) {
-        let message = format!("back-off {} ms restarting container {}", backoff.as_millis(), self.container.name);
-        self.enter(pod::waiting("CrashLoopBackOff", Some(message)));
+        let message = format!("{BACK_OFF}{} ms restarting container {}", backoff.as_millis(), self.container.name);
+        self.enter(pod::waiting(CRASH_LOOP, Some(message)));
     }
 
     /// Stopped while nothing ran: whoever waits for the end must see one.

@@ -26,6 +26,16 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// There is no manifest to read.
+    #[error("cannot read {path}: {reason}\n  fix: {fix}", path = path.display())]
+    NoManifest {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+        /// What to do.
+        fix: String,
+    },
     /// A file of the state folder does not hold what it should.
     #[error(
         "{path} is damaged: {reason}\n  fix: restore it, or start anew with another --state folder (the volume's run folder is not touched)",

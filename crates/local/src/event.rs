@@ -58,9 +58,20 @@ fn effect(effect: Effect) -> &'static str {
     }
 }
 
-/// Name of a signal, as people know it.
+/// How a process ended, for people, after its name: by a signal, or with an exit code.
 #[must_use]
-pub fn signal_name(signal: i32) -> String {
+pub fn end_in_words(code: i32, signal: Option<i32>) -> String {
+    match signal.or((code > 128).then(|| code - 128)) {
+        Some(9) => "was killed (SIGKILL)".into(),
+        Some(15) => "was ended (SIGTERM)".into(),
+        Some(signal) => format!("died of {}", signal_name(signal)),
+        None if code == 0 => "ended".into(),
+        None => format!("failed (exit code {code})"),
+    }
+}
+
+/// Name of a signal, as people know it.
+fn signal_name(signal: i32) -> String {
     let name = match signal {
         2 => "SIGINT",
         4 => "SIGILL",
@@ -73,5 +84,20 @@ pub fn signal_name(signal: i32) -> String {
         15 => "SIGTERM",
         other => return format!("signal {other}"),
     };
-    format!("signal {signal}, {name}")
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_told_in_words_whether_its_signal_is_known_or_only_its_code() {
+        assert_eq!(end_in_words(137, Some(9)), "was killed (SIGKILL)");
+        assert_eq!(end_in_words(143, None), "was ended (SIGTERM)");
+        assert_eq!(end_in_words(139, None), "died of SIGSEGV");
+        assert_eq!(end_in_words(128 + 60, None), "died of signal 60");
+        assert_eq!(end_in_words(7, None), "failed (exit code 7)");
+        assert_eq!(end_in_words(0, None), "ended");
+    }
 }

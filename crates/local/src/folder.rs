@@ -102,12 +102,6 @@ impl Folder {
     pub fn processes(&self) -> PathBuf {
         self.root.join("processes.json")
     }
-
-    /// What `thresh status` shows when the run is not alive.
-    #[must_use]
-    pub fn status(&self) -> PathBuf {
-        self.root.join("status.json")
-    }
 }
 
 /// Replaces a file in one step: a reader, and a crash, meet the old content or the new, never a part. A full disk is waited

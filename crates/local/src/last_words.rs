@@ -1,17 +1,17 @@
 //! The one line of a log that says why a process ended.
 
-use serde_json::Value;
+use control::log::words_of;
 
 const LONGEST: usize = 300;
 
-/// The last line that complains, or else the last line; without its time, from human and from JSON logs. Whom SIGKILL met
+/// The last line that complains, or else the last line; without its time and level, from human and from JSON logs. Whom SIGKILL met
 /// (`killed`) had no time to say why: then only a complaint counts.
 #[must_use]
 pub fn last_words(lines: &[String], killed: bool) -> String {
     let complains = |line: &String| line.contains("ERROR") || line.contains("panicked at") || line.contains("rror:");
     let last = lines.len().checked_sub(1).filter(|_| !killed);
     let Some(place) = lines.iter().rposition(complains).or(last) else { return String::new() };
-    let mut text = plain(&lines[place]);
+    let mut text = words_of(&lines[place]);
     // A panic says where on one line and why on the next.
     if lines[place].contains("panicked at")
         && let Some(why) = lines.get(place + 1)
@@ -24,18 +24,6 @@ pub fn last_words(lines: &[String], killed: bool) -> String {
     }
 }
 
-fn plain(line: &str) -> String {
-    let line = line.trim();
-    if let Ok(Value::Object(fields)) = serde_json::from_str(line) {
-        let word = |key: &str| fields.get(key).and_then(Value::as_str).unwrap_or_default();
-        return format!("{} {}", word("level"), word("message")).trim().to_owned();
-    }
-    match line.split_once(' ') {
-        Some((time, rest)) if time.parse::<jiff::Timestamp>().is_ok() => rest.trim_start().to_owned(),
-        _ => line.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,18 +33,18 @@ mod tests {
     }
 
     #[test]
-    fn the_last_complaint_is_taken_without_its_time() {
+    fn the_last_complaint_is_taken_without_its_time_and_level() {
         assert_eq!(
             words(&[
                 "2026-11-29T17:50:48.868559Z ERROR rank 1 failed first code=137",
                 "2026-11-29T17:50:48.900000Z  INFO bye",
             ]),
-            "ERROR rank 1 failed first code=137"
+            "rank 1 failed first code=137"
         );
         assert_eq!(words(&["2026-11-29T17:50:48.9Z  INFO a", "boom"]), "boom");
         assert_eq!(
             words(&[r#"{"timestamp":"2026-11-29T17:50:48Z","level":"ERROR","message":"no space left","code":1}"#]),
-            "ERROR no space left"
+            "no space left"
         );
         assert_eq!(
             words(&["thread 'main' panicked at src/x.rs:1:2:", "index out of bounds", "note: run with"]),

@@ -91,6 +91,15 @@ pub enum Notice {
         /// The container's status.
         status: Box<ContainerStatus>,
     },
+    /// A container is started again, only later: it has ended too often.
+    BackingOff {
+        /// Its pod.
+        pod: Box<Pod>,
+        /// How often it was started before.
+        restarts: i32,
+        /// When.
+        wait: Duration,
+    },
     /// A pod cannot be started.
     CannotStart {
         /// Its name.
@@ -530,6 +539,10 @@ impl Node {
         }
         if state.is_some_and(|state| state.terminated.is_some()) && !pod::terminal(found) {
             self.notices.push(Notice::Ended { pod: Box::new(found.clone()), status: Box::new(status.clone()) });
+        }
+        if let Some(wait) = container::backing_off(&status) {
+            let (pod, restarts) = (Box::new(found.clone()), status.restart_count);
+            self.notices.push(Notice::BackingOff { pod, restarts, wait });
         }
         self.objects.pods.update(pod, |pod| pod::merge(pod, status, Timestamp::now())).map(drop)
     }

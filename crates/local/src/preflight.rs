@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +14,7 @@ use api::{
 };
 
 use crate::{
-    error::{At, Error, Result},
+    error::{Error, Result},
     folder,
     template::Binaries,
 };
@@ -112,7 +113,7 @@ pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Res
 /// # Errors
 /// [`Refused`].
 pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result<Checked, Refused> {
-    let text = fs::read_to_string(path).at("read", path)?;
+    let text = text_of(path)?;
     let stored = stored(&volumes.state)?;
     let objects = check(&text, path, &stored, volumes).map_err(Refused::Manifest)?;
     for binary in ["thresh-rollout", "thresh-trainer"] {
@@ -126,6 +127,24 @@ pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result
         }
     }
     Ok(Checked { path: path.into(), text, objects })
+}
+
+fn text_of(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|error| {
+        let inside = path.join("rljob.yaml");
+        let (reason, fix) = if inside.is_file() {
+            ("it is a folder".to_owned(), format!("name the manifest in it: {}", inside.display()))
+        } else {
+            let reason = match error.kind() {
+                ErrorKind::NotFound => "there is no such file".into(),
+                ErrorKind::IsADirectory => "it is a folder".into(),
+                ErrorKind::InvalidData => "it is not text (UTF-8)".into(),
+                _ => error.to_string(),
+            };
+            (reason, "name a file with one RLJob; examples/quickstart/rljob.yaml is one".into())
+        };
+        Error::NoManifest { path: path.into(), reason, fix }
+    })
 }
 
 /// Objects of our kinds in a state folder, read without holding it.
@@ -154,7 +173,7 @@ pub fn stored(state: &Path) -> Result<Vec<Kind>> {
 /// # Errors
 /// [`Refused`].
 pub fn run_name(path: &Path) -> Result<String, Refused> {
-    let text = fs::read_to_string(path).at("read", path)?;
+    let text = text_of(path)?;
     let file = path.display().to_string();
     let (objects, problems) = api::manifest::parse(&text, &file);
     let kinds: Vec<Kind> = objects.into_iter().map(|object| object.kind).collect();

@@ -1,7 +1,7 @@
 //! A run: the node and the operator on it, a manifest that may be edited, and a person who may stop it.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,9 +17,9 @@ use tokio::{
 
 use crate::{
     error::Result,
-    event::{Event, signal_name},
+    event::{Event, end_in_words},
     fault::Fault,
-    folder::{self, Folder},
+    folder::Folder,
     full_disk,
     manifest_watch::ManifestWatch,
     mount::Claims,
@@ -28,7 +28,7 @@ use crate::{
     operator::{End, Operator, end_of},
     pod,
     preflight::{self, Checked, Volumes},
-    status_file::{EventLine, PodLine, StatusFile},
+    status_file::{EventLine, PodLine, StatusFile, position},
     steps::StepTail,
     template::Binaries,
 };
@@ -40,6 +40,9 @@ const STATUS: Duration = Duration::from_secs(1);
 /// After a run has ended its engines have nothing left to drain.
 const GRACE_AFTER_END: Duration = Duration::from_secs(5);
 const EVENTS_KEPT: usize = 50;
+/// A pause before a restart that is told.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+const TRAINER: &str = "trainer";
 /// Lines of a failed trainer's log that are shown.
 const LAST_WORDS: usize = 10;
 
@@ -109,6 +112,10 @@ pub struct Run {
     watch: ManifestWatch,
     manifest: PathBuf,
     volumes: Volumes,
+    nodes: usize,
+    refused_edit: Option<String>,
+    /// Pods that were stopped so that another of their name takes their place.
+    replaced: BTreeSet<String>,
     steps: StepTail,
     past: Vec<StepRecord>,
     past_attempts: u64,
@@ -138,7 +145,7 @@ impl Run {
         full_disk::tell(&updates);
         let claims = Claims::new(volumes.given.clone(), volumes.seeds.clone())?;
         let folder = Folder::open(&volumes.state)?;
-        let before = folder::read_json::<StatusFile>(&folder.status()).ok().flatten();
+        let before = StatusFile::read(folder.root()).ok().flatten();
         let node = Node::start(folder, Options { claims, binaries, nodes, env })?;
         let mut operator = Operator::open(&node, settings)?;
         let resumed = operator.job().is_some();
@@ -157,6 +164,9 @@ impl Run {
             node,
             operator,
             volumes,
+            nodes,
+            refused_edit: None,
+            replaced: BTreeSet::new(),
             commands,
             updates,
             stopping: false,
@@ -173,8 +183,9 @@ impl Run {
             run.tell(true, "LeftoversKilled", format!("{leftovers} processes of an earlier `thresh run` were killed"));
         }
         if resumed {
-            let step = run.before.as_ref().and_then(|before| before.job.progress.as_ref()).map_or(0, |one| one.step);
-            run.tell(false, "Resumed", format!("the run goes on from its journal (it was at step {step})"));
+            let was = run.before.as_ref().and_then(|before| before.progress.as_ref()).map(position);
+            let was = was.map_or_else(String::new, |was| format!(" (it was at {was})"));
+            run.tell(false, "Resumed", format!("the run goes on from its journal{was}"));
         }
         Ok(run)
     }
@@ -304,10 +315,12 @@ impl Run {
         let objects = match preflight::check(text, &self.manifest, &stored, &self.volumes) {
             Ok(objects) => objects,
             Err(problems) => {
+                self.refused_edit = Some(api::render(&problems).trim_end().to_owned());
                 self.send(Event::edit_refused(&problems));
                 return Ok(());
             }
         };
+        self.refused_edit = None;
         for object in &objects {
             if let (Kind::RLJob(new), Some(old)) = (object, self.operator.job()) {
                 let edits = plan::validate::edits(old, new);
@@ -353,12 +366,19 @@ impl Run {
             self.events.pop_front();
         }
         self.events.push_back(line);
+        self.status_due.get_or_insert_with(|| Instant::now() + STATUS);
         let _ = self.updates.send(Update::Event(event));
     }
 
     fn publish(&mut self) -> Result<()> {
         for notice in self.node.notices() {
             self.publish_notice(notice);
+        }
+        // Who explains an end, by the status, does so before it is told.
+        let status = self.operator.job().and_then(|job| job.status.clone());
+        let news_of_job = status.filter(|status| self.told_status.as_ref() != Some(status));
+        if let Some(status) = &news_of_job {
+            let _ = self.updates.send(Update::Status(Box::new(status.clone())));
         }
         for plan::Event { warning, reason, note } in self.operator.events() {
             self.tell(warning, reason, note);
@@ -373,12 +393,8 @@ impl Run {
             self.publish_steps();
             news = true;
         }
-        let status = self.operator.job().and_then(|job| job.status.clone());
-        if let Some(status) = status
-            && self.told_status.as_ref() != Some(&status)
-        {
+        if let Some(status) = news_of_job {
             self.publish_recovery(&status);
-            let _ = self.updates.send(Update::Status(Box::new(status.clone())));
             self.told_status = Some(status);
             news = true;
         }
@@ -412,27 +428,38 @@ impl Run {
     fn publish_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Started { pod, pid, restarts } => {
-                if restarts > 0 && worth_telling(restarts) {
-                    let role = plan::pod_facts::role(&pod);
+                let role = plan::pod_facts::role(&pod);
+                if self.replaced.remove(name(&*pod)) && restarts == 0 {
+                    self.tell(false, "Started", format!("{role} {} started again, replaced (pid {pid})", name(&*pod)));
+                } else if restarts > 0 && worth_telling(restarts) {
                     let text = format!("{role} {} started again (pid {pid}, restart {restarts})", name(&*pod));
                     self.tell(false, "Started", text);
                 }
             }
             Notice::Ended { pod, status } => {
                 let Some(end) = status.state.as_ref().and_then(|state| state.terminated.as_ref()) else { return };
-                let asked = pod.metadata.deletion_timestamp.is_some() || self.stopping || self.over;
-                let quiet = matches!(end.exit_code, 0 | 75) || asked;
-                if self.over && end.exit_code == 0 || !worth_telling(status.restart_count) {
+                let role = plan::pod_facts::role(&pod);
+                // A trainer's death is its attempt's, and is told with it.
+                if self.over || role == TRAINER || !worth_telling(status.restart_count) {
                     return;
                 }
-                let how = match end.signal {
-                    Some(signal) => format!("was killed ({})", signal_name(signal)),
-                    None => format!("ended with exit code {}", end.exit_code),
-                };
+                if pod.metadata.deletion_timestamp.is_some() {
+                    self.replaced.insert(name(&*pod).to_owned());
+                    self.tell(false, "Ended", format!("{role} {} stopped, as asked", name(&*pod)));
+                    return;
+                }
+                let how = end_in_words(end.exit_code, end.signal);
                 let last = end.message.as_deref().unwrap_or_default();
+                let quiet = end.exit_code == 0;
                 let said = if last.is_empty() || quiet { String::new() } else { format!(": {last}") };
-                let role = plan::pod_facts::role(&pod);
                 self.tell(!quiet, "Ended", format!("{role} {} {how}{said}", name(&*pod)));
+            }
+            Notice::BackingOff { pod, restarts, wait } => {
+                // A shorter pause is over before it is read.
+                if wait >= LONG_PAUSE && worth_telling(restarts + 1) {
+                    let (role, wait) = (plan::pod_facts::role(&pod), wait.as_secs());
+                    self.tell(false, "BackingOff", format!("{role} {} starts again in {wait} s", name(&*pod)));
+                }
             }
             Notice::CannotStart { pod: _, why } => self.tell(true, "CannotStart", why),
         }
@@ -466,6 +493,13 @@ impl Run {
             name: name(job).to_owned(),
             uid: job.metadata.uid.clone().unwrap_or_default(),
             manifest: self.manifest.clone(),
+            volumes: self
+                .volumes
+                .given
+                .iter()
+                .map(|(claim, path)| (claim.clone(), path.canonicalize().unwrap_or_else(|_| path.clone())))
+                .collect(),
+            nodes: self.nodes,
             pid: std::process::id(),
             since: Some(self.since),
             updated: Some(Timestamp::now()),
@@ -477,6 +511,8 @@ impl Run {
                 }
                 .to_owned()
             }),
+            stopping: self.stopping,
+            refused_edit: self.refused_edit.clone(),
             job: job.status.clone().unwrap_or_default(),
             // A run that had ended before this process began has its last word in the old file.
             progress: self.told_progress.clone().or_else(|| self.before.as_ref().and_then(|old| old.progress.clone())),
@@ -489,11 +525,11 @@ impl Run {
             closing: self.before.as_ref().and_then(|old| old.closing.clone()),
         };
         // It only tells how things are; the last word alone is worth waiting for.
-        let path = self.node.folder().status();
+        let state = self.node.folder().root();
         match finish {
-            Some(_) => folder::replace_json(&path, &file),
+            Some(_) => file.write(state),
             None => {
-                if let Err(error) = folder::try_replace_json(&path, &file) {
+                if let Err(error) = file.try_write(state) {
                     tracing::debug!(%error, "no status file");
                 }
                 Ok(())
@@ -510,9 +546,9 @@ impl Run {
     }
 }
 
-/// A process that keeps failing is told of less and less often.
+/// Each restart is told; of a process that does nothing but fail only every tenth in the end.
 fn worth_telling(restarts: i32) -> bool {
-    restarts < 2 || restarts.count_ones() == 1
+    restarts <= 100 || restarts % 10 == 0
 }
 
 /// The last lines of a log file.
@@ -554,4 +590,15 @@ pub fn is_over(status: &RLJobStatus) -> bool {
 #[must_use]
 pub fn of_role<'a>(pods: &'a [Pod], role: &str) -> Vec<&'a Pod> {
     pods.iter().filter(|pod| plan::pod_facts::role(pod) == role && !pod::terminal(pod)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_restart_is_passed_over_until_there_are_a_hundred() {
+        assert!((0..=100).all(worth_telling));
+        assert_eq!((101..130).filter(|restarts| worth_telling(*restarts)).collect::<Vec<_>>(), [110, 120]);
+    }
 }

@@ -71,13 +71,13 @@ pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, n
             _ if deleting && !failing => Outcome::Deleted,
             _ => Outcome::Failed,
         };
-        let signal = t.signal.filter(|s| *s > 0).map(|s| format!(" (signal {s})")).unwrap_or_default();
-        end.message = format!("exit code {}{signal}", t.exit_code);
         let said = t.message.as_deref().unwrap_or_default().trim();
-        if !said.is_empty() {
-            end.message.push_str(": ");
-            end.message.push_str(said);
-        }
+        // A launcher that names the rank says it all.
+        end.message = match said {
+            "" => in_words(t.exit_code, t.signal),
+            rank if rank.starts_with("rank ") => rank.to_owned(),
+            other => format!("{}: {other}", in_words(t.exit_code, t.signal)),
+        };
         return Some(end);
     }
     if deleting {
@@ -90,6 +90,20 @@ pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, n
         return Some(end);
     }
     None
+}
+
+/// An exit code of the trainer, for people.
+fn in_words(code: i32, signal: Option<i32>) -> String {
+    match (code, signal.filter(|s| *s > 0)) {
+        (_, Some(9)) | (137, None) => "killed (SIGKILL)".into(),
+        (_, Some(15)) | (exit::TERMINATED, None) => "ended by SIGTERM".into(),
+        (_, Some(signal)) => format!("ended by signal {signal}"),
+        (exit::USER_MUST_ACT, None) => "asks for its user (exit code 3)".into(),
+        (exit::SUPERSEDED, None) => "gave way to a later attempt".into(),
+        (exit::PEER_FAILED, None) => "a rank elsewhere failed".into(),
+        (exit::STOPPED, None) => "stopped as asked".into(),
+        (code, None) => format!("exit code {code}"),
+    }
 }
 
 /// Adds what is seen now to what was seen before: the first cause of a pod stands, unless a disruption explains it.
@@ -162,5 +176,19 @@ pub fn verdict<'a>(ending: &'a Ending, job: Option<(&str, &str)>) -> (Outcome, O
     match of(Outcome::Complete) {
         Some(e) => (Outcome::Complete, Some(e)),
         None => (Outcome::Deleted, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_is_told_in_words_a_person_knows() {
+        assert_eq!(in_words(137, Some(9)), "killed (SIGKILL)");
+        assert_eq!(in_words(143, None), "ended by SIGTERM");
+        assert_eq!(in_words(139, Some(11)), "ended by signal 11");
+        assert_eq!(in_words(3, None), "asks for its user (exit code 3)");
+        assert_eq!(in_words(7, Some(0)), "exit code 7");
     }
 }

@@ -87,6 +87,18 @@ enum What {
     PoisonGradient,
 }
 
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Error => "error",
+            Self::FlipWeight => "flip-weight",
+            Self::PoisonGradient => "poison-gradient",
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fault {
     what: What,
@@ -110,6 +122,21 @@ pub struct Moment {
     pub seq: u64,
     /// Version of the publication at hand.
     pub version: Option<u64>,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, phase, seq, version } = *self;
+        match (phase, step) {
+            (Some(Phase::WarmStart), Some(step)) => write!(f, "warm-start update {step}, ")?,
+            (_, Some(step)) => write!(f, "step {step}, ")?,
+            (_, None) => {}
+        }
+        if let Some(version) = version {
+            write!(f, "version {version}, ")?;
+        }
+        if seq == 0 { f.write_str("before the first order") } else { write!(f, "order {seq}") }
+    }
 }
 
 /// The faults of one rank.
@@ -188,7 +215,7 @@ impl Faults {
     #[cold]
     fn strike(&self, point: Point) -> Result<(), Error> {
         for fault in self.mine.iter().filter(|f| f.point == Some(point) && self.selects(f)) {
-            tracing::warn!(%point, moment = ?self.moment, "injected fault: {:?}", fault.what);
+            tracing::warn!("injected fault: {} at {point}, {}", fault.what, self.moment);
             let signal = match fault.what {
                 What::Kill => rustix::process::Signal::KILL,
                 What::Stop => rustix::process::Signal::STOP,
@@ -382,5 +409,14 @@ mod tests {
             assert_eq!(point.to_string(), name);
             assert!(Faults::parse(&format!("error:point={name}"), 0, 1).unwrap().at(point).is_err());
         }
+    }
+
+    #[test]
+    fn a_moment_is_told_in_words() {
+        assert_eq!(Moment::default().to_string(), "before the first order");
+        let moment = Moment { step: Some(7), phase: Some(Phase::Rl), seq: 12, version: None };
+        assert_eq!(moment.to_string(), "step 7, order 12");
+        let moment = Moment { phase: Some(Phase::WarmStart), version: Some(3), ..moment };
+        assert_eq!(moment.to_string(), "warm-start update 7, version 3, order 12");
     }
 }

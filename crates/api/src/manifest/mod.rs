@@ -101,13 +101,20 @@ pub fn parse(text: &str, file: &str) -> (Vec<Object>, Vec<Problem>) {
                 }
             }
             let line = e.location().map(|l| u32::try_from(l.line()).unwrap_or(u32::MAX));
+            let there = line.and_then(|line| text.lines().nth(line.saturating_sub(1) as usize)).unwrap_or_default();
+            if !there.trim().is_empty() && !message.starts_with("duplicate") {
+                message = format!("{message}, at `{}`", there.trim());
+            }
+            let fix = if message.starts_with("duplicate") {
+                "correct the YAML: keep one of them"
+            } else if there.contains('\t') {
+                "correct the YAML: indent with blanks, not with tabs"
+            } else {
+                "correct the YAML: there, or in a line before it, a bracket or a quote is open, or an indentation is off"
+            };
             return (
                 Vec::new(),
-                vec![Problem {
-                    file: Some(file.to_owned()),
-                    line,
-                    ..Problem::new("", message, "YAML", "correct the YAML")
-                }],
+                vec![Problem { file: Some(file.to_owned()), line, ..Problem::new("", message, "YAML", fix) }],
             );
         }
     };

@@ -35,6 +35,8 @@ const MARGIN_STEPS: u64 = 8;
 const MARGIN: Duration = Duration::from_secs(3);
 /// by so much beyond that.
 const MORE_STEPS: u64 = 16;
+/// No step is taken for quicker than this.
+const QUICKEST_STEP: Duration = Duration::from_millis(20);
 /// Enough of a log to find the last words of a life in.
 const TAIL_LINES: usize = 400;
 /// What a trainer and a conductor log when a fault strikes them, and what a conductor logs before.
@@ -182,8 +184,29 @@ impl Director {
                     *steps += 1;
                 }
             }
-            Update::Event(_) => {}
+            Update::Event(event) => {
+                if event.reason == "Ended" && event.text.contains(&self.conductor_pod) {
+                    self.see_conductors_end();
+                }
+            }
         }
+    }
+
+    /// The conductor's process has ended: if by a fault that was armed, its log says so already.
+    fn see_conductors_end(&mut self) {
+        let epoch = self.conductor.epoch;
+        if let Some(death @ ConductorDeath::Armed { .. }) = self.conductor_death(epoch)
+            && self.conductor.struck < epoch
+            && struck_itself(&self.conductor_log(), epoch)
+        {
+            self.conductor.struck = epoch;
+            self.conductor.played += 1;
+            self.killed(&format!("conductor, epoch {epoch}, {death}"));
+        }
+    }
+
+    fn conductor_log(&self) -> Vec<String> {
+        tail_of(&self.state.join("logs").join(format!("{}.log", self.conductor_pod)), TAIL_LINES)
     }
 
     fn see_attempts(&mut self, status: &RLJobStatus) {
@@ -213,7 +236,7 @@ impl Director {
 
     /// A conductor answers with a new epoch: those before it have ended, and its log says how.
     fn see_reign(&mut self, new: u64) {
-        let log = tail_of(&self.state.join("logs").join(format!("{}.log", self.conductor_pod)), TAIL_LINES);
+        let log = self.conductor_log();
         for epoch in self.conductor.epoch..new {
             match self.conductor_death(epoch) {
                 _ if self.conductor.struck >= epoch => {}
@@ -351,7 +374,7 @@ impl Director {
         while self.pace.front().is_some_and(|step| step.elapsed() > MARGIN) {
             self.pace.pop_front();
         }
-        let margin = MARGIN_STEPS + self.pace.len() as u64;
+        let margin = MARGIN_STEPS + pace(self.pace.len(), self.pace.front().map_or(MARGIN, Instant::elapsed));
         let total = self.manifest.total_steps;
         if self.played() >= self.kills || progress.step + margin < total {
             return Ok(());
@@ -377,6 +400,14 @@ impl Director {
     }
 }
 
+/// Steps that are made in [`MARGIN`], judged by those made since the first of them. A run that has only begun to make them may
+/// be at its end before so much time has passed.
+fn pace(steps: usize, since_first: Duration) -> u64 {
+    let between = since_first.div_f64(steps.saturating_sub(1).max(1) as f64).max(QUICKEST_STEP);
+    let ahead = MARGIN.div_duration_f64(between) as u64;
+    if steps > 1 { ahead.max(steps as u64) } else { steps as u64 }
+}
+
 /// Whether a conductor's log says that a fault struck it in this epoch.
 fn struck_itself(log: &[String], epoch: u64) -> bool {
     let reign = format!("epoch={epoch} ");
@@ -395,6 +426,15 @@ fn during(progress: &Progress, company: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_whose_first_steps_are_quick_is_made_longer_before_it_is_over() {
+        assert_eq!(pace(0, MARGIN), 0);
+        assert_eq!(pace(1, Duration::from_millis(1)), 1, "one step is no pace");
+        assert_eq!(pace(3, Duration::from_millis(200)), 30);
+        assert_eq!(pace(45, MARGIN), 45, "in the long run it is what was made");
+        assert_eq!(pace(2, Duration::ZERO), 150);
+    }
 
     #[test]
     fn a_death_is_counted_for_the_reign_whose_log_it_ends() {

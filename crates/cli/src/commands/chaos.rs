@@ -25,7 +25,7 @@ use crate::{
         schedule::Schedule,
         verdict::Verdict,
     },
-    display::{Display, complain, say},
+    display::{Display, TICK, complain, say},
     view,
 };
 
@@ -35,16 +35,17 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Plays a manifest to its end while its parts are killed.
 pub fn chaos(args: Chaos) -> Result<u8> {
     let prepared = preflight::run_name(&args.file).and_then(|name| {
-        let state = args.state.clone().unwrap_or_else(|| Path::new("runs").join(format!("{name}-chaos")));
+        let state = args.state.clone().unwrap_or_else(|| default_state(&name));
         prepare(&args, state)
     });
     let (setup, played) = match prepared {
-        Ok(Some(good)) => good,
-        Ok(None) => {
-            complain(
-                "error: the state folder holds a run already, whose attempts are counted\n  \
-                 fix: remove it, or name another folder with --state",
-            );
+        Ok(Prepared::Good(setup, played)) => (*setup, played),
+        Ok(Prepared::Held(state)) => {
+            let state = state.display();
+            complain(&format!(
+                "error: {state}: holds a run already, whose attempts are counted\n  fix: remove it (rm -r {state}), or name \
+                 another folder with --state"
+            ));
             return Ok(WRONG);
         }
         Err(Refused::Manifest(problems)) => {
@@ -68,10 +69,21 @@ fn seed_of_the_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// None for a folder that holds a run. The manifest is checked where it lies, then played from a copy, so that its number of steps can be edited.
-fn prepare(args: &Chaos, state: PathBuf) -> Result<Option<(Setup, Manifest)>, Refused> {
+/// `runs/NAME-chaos`, the ending once.
+fn default_state(name: &str) -> PathBuf {
+    Path::new("runs").join(if name.ends_with("-chaos") { name.to_owned() } else { format!("{name}-chaos") })
+}
+
+enum Prepared {
+    Good(Box<Setup>, Manifest),
+    /// The folder holds a run.
+    Held(PathBuf),
+}
+
+/// The manifest is checked where it lies, then played from a copy, so that its number of steps can be edited.
+fn prepare(args: &Chaos, state: PathBuf) -> Result<Prepared, Refused> {
     if state.join("objects").exists() {
-        return Ok(None);
+        return Ok(Prepared::Held(state));
     }
     let given: BTreeMap<String, PathBuf> = args.volumes.iter().cloned().collect();
     local::mount::Claims::new(given.clone(), None)?;
@@ -85,7 +97,7 @@ fn prepare(args: &Chaos, state: PathBuf) -> Result<Option<(Setup, Manifest)>, Re
     let total_steps = checked.job().map_or(0, |job| job.spec.total_steps);
     let setup =
         Setup { checked, volumes, binaries, nodes: 1, settings: plan::Settings::laptop(), env: BTreeMap::new() };
-    Ok(Some((setup, Manifest { path, text, total_steps })))
+    Ok(Prepared::Good(Box::new(setup), Manifest { path, text, total_steps }))
 }
 
 async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Chaos) -> Result<u8> {
@@ -113,7 +125,7 @@ async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Ch
     });
     let mut director = Director::new(schedule, &name, state.clone(), played, orders);
     let shown = tokio::spawn(async move {
-        let mut looks = interval(LOOK);
+        let (mut looks, mut ticks) = (interval(LOOK), interval(TICK));
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -121,11 +133,16 @@ async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Ch
                 update = inbox.recv() => match update {
                     Some(update) => {
                         director.see(&update);
+                        // A kill is told before the death it explains.
+                        for event in director.events() {
+                            display.update(Update::Event(event));
+                        }
                         display.update(update);
                     }
                     None => return Ok::<_, anyhow::Error>((director.played(), display)),
                 },
                 _ = looks.tick() => director.act().await?,
+                _ = ticks.tick() => display.tick(),
             }
             for event in director.events() {
                 display.update(Update::Event(event));
@@ -138,9 +155,9 @@ async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Ch
     let run_dir = run.run_dir()?;
     // The updates end with the run, and the display has shown them all then.
     drop(run);
-    let (kills, display) = shown.await.context("the director failed")??;
+    let (kills, mut display) = shown.await.context("the director failed")??;
     display.finish();
-    conclude(&finish?, kills, args.kills.into(), &run_dir, &last_words)
+    conclude(&finish?, kills, args, &run_dir, &state.join("logs"), &last_words)
 }
 
 /// Pods log for people here; the faults are in their environment from the start, each for one life.
@@ -154,14 +171,23 @@ fn environment(schedule: &Schedule) -> BTreeMap<String, String> {
     ])
 }
 
-fn conclude(finish: &Finish, kills: usize, wanted: usize, run_dir: &Path, last_words: &[String]) -> Result<u8> {
+fn conclude(
+    finish: &Finish,
+    kills: usize,
+    args: &Chaos,
+    run_dir: &Path,
+    logs: &Path,
+    last_words: &[String],
+) -> Result<u8> {
+    let wanted = usize::from(args.kills);
     let verdict = Verdict::of(run_dir)?;
     for complaint in verdict.complaints() {
         complain(&complaint);
     }
     if let Finish::Failed(reason, message) = finish {
-        complain(&format!("error: the run failed: {reason}: {message}"));
+        complain(&format!("error: the run failed, {}: {message}", api::conditions::in_words(reason)));
         last_words.iter().for_each(|line| complain(&format!("    | {line}")));
+        complain(&format!("  logs: {}", logs.display()));
     }
     if kills < wanted && *finish == Finish::Complete {
         complain(&format!("error: the run was over before all kills were played: {kills} of {wanted}"));
@@ -172,4 +198,15 @@ fn conclude(finish: &Finish, kills: usize, wanted: usize, run_dir: &Path, last_w
         Finish::Suspended | Finish::Killed => STOPPED,
         Finish::Complete | Finish::Failed(..) => FAILED,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_folder_is_named_for_chaos_once() {
+        assert_eq!(default_state("sort5"), Path::new("runs/sort5-chaos"));
+        assert_eq!(default_state("sort5-chaos"), Path::new("runs/sort5-chaos"));
+    }
 }

@@ -2,25 +2,36 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use api::{manifest::Kind, volume::parse_pvc};
 use checkpoint::{Checkpoint, ExportTypes, FILE_BYTES_MAX, PublishTo, RealDisk, hf as folder_of};
-use local::{folder, preflight, status_file::StatusFile};
+use local::{preflight, status_file::StatusFile};
 use models::{ModelConfig, param_specs};
 use tensor::{CpuBackend, DType};
 
 use crate::{
     args::{Hf, HfExport},
     display::say,
+    find_run::run_dir_of,
 };
 
 /// Writes a commit's weights as a Hugging Face folder.
 pub fn hf(command: Hf) -> Result<u8> {
     let Hf::Export(args) = command;
+    if args.out.exists() {
+        bail!(
+            "--out {}: is there already, and nothing is written over\n  fix: name another folder with --out, or remove this one",
+            args.out.display()
+        );
+    }
     let Source { tiles, digest, model } = source(&args)?;
     let config_path = model.join("config.json");
-    let text =
-        std::fs::read_to_string(&config_path).with_context(|| format!("cannot read {}", config_path.display()))?;
+    let text = std::fs::read_to_string(&config_path).map_err(|reason| {
+        anyhow!(
+            "cannot read {}: {reason}\n  fix: name the folder with the model's config.json and tokenizer with --model DIR",
+            config_path.display()
+        )
+    })?;
     let config = ModelConfig::from_json(&text).with_context(|| config_path.display().to_string())?;
     let checkpoint = Checkpoint::open(&tiles, digest.as_deref())?;
     let backend = CpuBackend::default();
@@ -46,21 +57,37 @@ struct Source {
 fn source(args: &HfExport) -> Result<Source> {
     if args.folder.join(checkpoint::INDEX_FILE).is_file() {
         let Some(model) = args.model.clone() else {
-            bail!("--model is needed: tiles hold weights, not config.json and tokenizer");
+            bail!(
+                "{}: tiles hold weights, but neither config.json nor tokenizer\n  fix: name the folder the run began with: \
+                 thresh hf export {} --out {} --model VOLUME/sort5/model",
+                args.folder.display(),
+                args.folder.display(),
+                args.out.display()
+            );
         };
         return Ok(Source { tiles: args.folder.clone(), digest: None, model });
     }
-    let Some(status) = folder::read_json::<StatusFile>(&args.folder.join("status.json"))? else {
-        bail!("{}: neither a state folder of a run nor a folder of tiles", args.folder.display());
+    let Some(status) = StatusFile::read(&args.folder)? else {
+        bail!(
+            "{}: neither a state folder of a run nor a folder of tiles\n  fix: name the folder that --state named \
+             (runs/NAME by default), or a folder tiles/… of a run",
+            args.folder.display()
+        );
     };
     let Some(commit) = status.progress.as_ref().and_then(|progress| progress.commit.clone()) else {
-        bail!("{}: this run has no commit yet", status.name);
+        bail!(
+            "the run {} has no commit yet, so there are no weights to export\n  fix: let it run to its first one \
+             (spec.checkpoint.everySteps, or Ctrl-C); `thresh status {}` shows where it is",
+            status.name,
+            args.folder.display()
+        );
     };
+    let tiles = run_dir_of(&status)?.join(&commit.folder);
     let model = match args.model.clone() {
         Some(model) => model,
         None => model_of(&args.folder, &status.volume)?,
     };
-    Ok(Source { tiles: status.run_dir.join(&commit.folder), digest: Some(commit.index_digest), model })
+    Ok(Source { tiles, digest: Some(commit.index_digest), model })
 }
 
 fn model_of(state: &Path, volume: &Path) -> Result<PathBuf> {

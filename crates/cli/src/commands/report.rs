@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use control::wire::StepRecord;
-use local::{folder, status_file::StatusFile, steps};
+use local::{folder, steps};
 
 use crate::{
     FAILED,
     args::Report,
     closing::{Closing, quickstart_line},
     display::say,
-    find_run::find_run,
+    find_run::{find_run, run_dir_of, status_of},
     reward_svg,
 };
 
@@ -19,24 +19,14 @@ use crate::{
 pub fn report(args: Report) -> Result<u8> {
     let state = find_run(args.run.as_deref())?;
     let status = status_of(&state)?;
-    let steps = steps_of(&status.run_dir)?;
-    let curve = draw(&state, &status.name, &steps)?;
-    say(&format!("curve {}", curve.display()));
+    // Before its conductor has spoken a run need not have a folder.
+    let steps = if status.progress.is_some() { steps_of(run_dir_of(&status)?)? } else { Vec::new() };
+    if let Some(curve) = draw(&state, &status.name, &steps)? {
+        say(&format!("curve {}", curve.display()));
+    }
     let (ok, line) = closing_line(&steps, args.quickstart_check);
     say(&line);
     Ok(if ok { 0 } else { FAILED })
-}
-
-/// The status file of a state folder.
-pub fn status_of(state: &Path) -> Result<StatusFile> {
-    let path = state.join("status.json");
-    folder::read_json::<StatusFile>(&path)?.with_context(|| {
-        format!(
-            "{}: not there yet\n  fix: the run has not got that far; look at {}",
-            path.display(),
-            state.join("logs").display()
-        )
-    })
 }
 
 /// The steps on record; none at all before the first one.
@@ -48,11 +38,14 @@ pub fn steps_of(run_dir: &Path) -> Result<Vec<StepRecord>> {
     Ok(steps::read(&path)?)
 }
 
-/// Draws `reward.svg` in the state folder.
-pub fn draw(state: &Path, name: &str, steps: &[StepRecord]) -> Result<PathBuf> {
+/// Draws `reward.svg` in the state folder; without a step there is nothing to draw.
+pub fn draw(state: &Path, name: &str, steps: &[StepRecord]) -> Result<Option<PathBuf>> {
+    if steps.is_empty() {
+        return Ok(None);
+    }
     let path = state.join("reward.svg");
     folder::replace(&path, reward_svg::draw(name, steps)?.as_bytes())?;
-    Ok(path)
+    Ok(Some(path))
 }
 
 /// The last line, and whether it is a good one.

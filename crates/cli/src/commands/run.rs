@@ -6,12 +6,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use api::conditions::in_words;
+use control::wire::CommitRef;
 use local::{
-    folder,
     node::seeds_beside,
     preflight::{self, Checked, Refused, Volumes},
     run::{Command, Finish, Run as LocalRun, Setup},
-    status_file::StatusFile,
+    status_file::{StatusFile, committed},
     template::Binaries,
 };
 use serde_json::json;
@@ -24,7 +25,7 @@ use crate::{
     FAILED, STOPPED, WRONG,
     args::Run,
     commands::report::{closing_line, draw, steps_of},
-    display::{Display, complain, say},
+    display::{Display, TICK, complain, say},
     view,
 };
 
@@ -94,10 +95,16 @@ async fn drive(setup: Setup, args: &Run) -> Result<u8> {
     display.past(run.past_steps());
     let stopper = tokio::spawn(stop_by_hand(orders));
     let shown = tokio::spawn(async move {
-        while let Some(update) = inbox.recv().await {
-            display.update(update);
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                update = inbox.recv() => match update {
+                    Some(update) => display.update(update),
+                    None => return display,
+                },
+                _ = ticks.tick() => display.tick(),
+            }
         }
-        display
     });
     let finish = run.drive().await;
     stopper.abort();
@@ -105,7 +112,7 @@ async fn drive(setup: Setup, args: &Run) -> Result<u8> {
     let run_dir = run.run_dir()?;
     // The updates end with the run, and the display has shown them all then.
     drop(run);
-    let display = shown.await.context("the display failed")?;
+    let mut display = shown.await.context("the display failed")?;
     display.finish();
     conclude(&state, &run_dir, finish?, &last_words, &display, args)
 }
@@ -143,14 +150,14 @@ fn conclude(
     display: &Display,
     args: &Run,
 ) -> Result<u8> {
-    let mut status = folder::read_json::<StatusFile>(&state.join("status.json"))?.unwrap_or_default();
+    let mut status = StatusFile::read(state)?.unwrap_or_default();
     let steps = steps_of(run_dir)?;
     let curve = draw(state, &status.name, &steps)?;
     let complete = finish == Finish::Complete;
     let (good, line) = closing_line(&steps, args.quickstart_check && complete);
-    status.curve = Some(curve.clone());
+    status.curve.clone_from(&curve);
     status.closing = complete.then(|| line.clone());
-    folder::replace_json(&state.join("status.json"), &status)?;
+    status.write(state)?;
     let code = match &finish {
         Finish::Complete if good => 0,
         Finish::Complete | Finish::Failed(..) => FAILED,
@@ -171,8 +178,8 @@ fn conclude(
         Finish::Complete => {}
         Finish::Failed(reason, message) => complain(&failure(&status, state, &reason, &message, last_words)),
         Finish::Suspended | Finish::Killed => {
-            let step = status.job.progress.as_ref().and_then(|progress| progress.last_checkpoint_step);
-            let kept = step.map_or("nothing is committed yet".into(), |step| format!("committed up to step {step}"));
+            let kept = commit_of(&status)
+                .map_or("nothing is committed yet".into(), |commit| format!("committed at {}", committed(commit)));
             let how = if finish == Finish::Killed { "stopped at once" } else { "stopped" };
             say(&format!("{how}; {kept}; run the same command again to go on"));
         }
@@ -180,7 +187,10 @@ fn conclude(
     if let Some(model) = &status.model {
         say(&format!("model   {}", model.display()));
     }
-    say(&format!("curve   {}", curve.display()));
+    if let Some(curve) = &curve {
+        say(&format!("curve   {}", curve.display()));
+    }
+    say(&format!("logs    {}", state.join("logs").display()));
     say(&format!("status  {}", state.join("status.json").display()));
     if complete {
         say(&line);
@@ -190,9 +200,13 @@ fn conclude(
     Ok(code)
 }
 
+fn commit_of(status: &StatusFile) -> Option<&CommitRef> {
+    status.progress.as_ref()?.commit.as_ref()
+}
+
 /// The component, the attempt, the rank that failed first, its last lines, and what is kept.
 fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_words: &[String]) -> String {
-    let mut lines = vec![format!("error: {} failed: {reason}: {message}", status.name)];
+    let mut lines = vec![format!("error: {} failed, {}: {message}", status.name, in_words(reason))];
     if let Some(last) = &status.job.last_attempt {
         let rank = last.rank.map_or(String::new(), |rank| format!(", first to fail: pod {rank}"));
         let pod = last.pod_name.as_ref().map_or(String::new(), |pod| format!(" ({pod})"));
@@ -201,12 +215,11 @@ fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_
         let how = how.strip_prefix(&prefix).unwrap_or(how);
         lines.push(format!("  trainer attempt {}{rank}{pod}: {how}", last.id));
         lines.extend(last_words.iter().map(|line| format!("    | {line}")));
-        if let Some(pod) = &last.pod_name {
-            lines.push(format!("  log: {}", state.join("logs").join(format!("{pod}.log")).display()));
-        }
     }
-    let step = status.job.progress.as_ref().and_then(|progress| progress.last_checkpoint_step);
-    let commit = step.map_or("no commit".into(), |step| format!("the commit at step {step}"));
+    let pod = status.job.last_attempt.as_ref().and_then(|last| last.pod_name.as_deref()).unwrap_or("POD");
+    let log = state.join("logs").join(format!("{pod}.log"));
+    lines.push(format!("  log: {} (the other pods' are beside it)", log.display()));
+    let commit = commit_of(status).map_or("no commit".into(), |commit| format!("the commit at {}", committed(commit)));
     lines.push(format!("  kept: {commit}, all finished groups and the journal, in {}", status.run_dir.display()));
     lines.push("  fix: mend the cause, set a new spec.restart.token in the manifest, and run it again".into());
     lines.join("\n")

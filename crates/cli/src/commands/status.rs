@@ -1,21 +1,24 @@
 //! `thresh status`
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Result;
 use api::{RLJob, manifest::Kind};
 use control::{
     client::{ConductorClient, EpochMemory},
     names::Names,
-    wire::Progress,
+    wire::{Progress, RunPhase},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use local::{
     folder::{self, Folder},
     operator, preflight,
-    run::tail_of,
-    status_file::StatusFile,
+    run::{self, tail_of},
+    status_file::{StatusFile, committed},
 };
 use serde_json::json;
 
@@ -26,7 +29,7 @@ pub fn status(args: args::Status) -> Result<u8> {
     let state = find_run(args.run.as_deref())?;
     let holder = Folder::holder(&state);
     let job = job_of(&state)?;
-    let mut status = folder::read_json::<StatusFile>(&state.join("status.json"))?.unwrap_or_default();
+    let mut status = StatusFile::read(&state)?.unwrap_or_default();
     if let Some(job) = &job {
         // The object is newer than the file that sums it up.
         status.job = job.status.clone().unwrap_or_default();
@@ -80,13 +83,17 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
     let created = job.and_then(|job| job.metadata.creation_timestamp.as_ref()).map(|time| time.0);
     let progress = status.progress.clone().unwrap_or_default();
     let job_status = &status.job;
+    // Nothing lives without the process that holds the folder, whatever was last seen.
+    let lives = holder.is_some();
+    let count = |ready: u32, desired: u32| format!("{}/{desired}", if lives { ready } else { 0 });
+    let phase = if lives || over(status) { job_status.phase.to_string() } else { "Stopped".into() };
     let columns = [
         ("NAME", status.name.clone()),
-        ("PHASE", job_status.phase.to_string()),
+        ("PHASE", phase),
         ("STEP", format!("{}/{}", progress.step, progress.total_steps)),
         ("VERSION", progress.weight_version.to_string()),
-        ("RANKS", job_status.ranks.as_ref().map_or("0/0".into(), |ranks| ranks.summary.clone())),
-        ("SERVING", job_status.serving.as_ref().map_or("0/0".into(), |serving| serving.summary.clone())),
+        ("RANKS", job_status.ranks.as_ref().map_or("0/0".into(), |ranks| count(ranks.ready, ranks.desired))),
+        ("SERVING", job_status.serving.as_ref().map_or("0/0".into(), |all| count(all.ready, all.desired))),
         ("ATTEMPT", job_status.attempts.to_string()),
         ("FAILS", job_status.counters.failures.to_string()),
         ("AGE", created.map_or("?".into(), since)),
@@ -105,17 +112,22 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
         ),
         None => {
             let how = status.ended.as_deref().unwrap_or("not running");
-            let over = matches!(how, "complete" | "failed");
-            let next =
-                if over { String::new() } else { format!("; `thresh run {}` goes on", status.manifest.display()) };
+            let next = if over(status) { String::new() } else { format!("; to go on: {}", command(status, state)) };
             format!("{how}, last seen {}{next}", seen(status, now))
         }
     });
-    let look = match (holder, status.ended.as_deref()) {
-        (None, Some("stopped")) => "nothing: run it again to go on".to_owned(),
-        _ => look_at(status, &progress, now),
+    let look = if lives || over(status) {
+        look_at(status, &progress, now)
+    } else if status.refused_edit.is_some() {
+        refused(status).unwrap_or_default()
+    } else {
+        "nothing runs: the command above goes on".to_owned()
     };
     lines.push(format!("look at   {look}"));
+    if progress.phase == RunPhase::WarmStart {
+        let rate = progress.pass_rate.map_or(String::new(), |rate| format!(", pass rate {rate:.2}"));
+        lines.push(format!("progress  warm start {}/{}{rate}", progress.warm_step, progress.warm_steps_max));
+    }
     let queue = &progress.queue;
     lines.push(format!(
         "data      epoch {}, row {};  queue: {} waiting, {} leased, {} ready, {} batches kept",
@@ -127,8 +139,7 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
     }
     if let Some(step) = &progress.last_step {
         lines.push(format!(
-            "last step {}: reward {:.3} ± {:.3}, gap {:?} over {} tokens, staleness at most {}, {:.0} tokens/s",
-            step.step,
+            "last step reward {:.3} ± {:.3}, gap {:?} over {} tokens, staleness at most {}, {:.0} tokens/s",
             step.reward,
             step.reward_std,
             step.train.gap_max,
@@ -138,18 +149,20 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
         ));
     }
     if let Some(commit) = &progress.commit {
-        lines.push(format!("commit    step {} in {}", commit.step, status.run_dir.join(&commit.folder).display()));
+        let folder = status.run_dir.join(&commit.folder);
+        lines.push(format!("commit    {} in {}", committed(commit), folder.display()));
     }
     if let Some(last) = &job_status.last_attempt {
         let rank = last.rank.map_or(String::new(), |rank| format!(", pod {rank}"));
         let node = last.node_name.as_ref().map_or(String::new(), |node| format!(" on {node}"));
         let code = last.exit_code.map_or(String::new(), |code| format!(", exit code {code}"));
-        lines.push(format!("ended     attempt {}: {:?}{rank}{node}{code}", last.id, last.outcome));
+        lines.push(format!("ended     attempt {} {}{rank}{node}{code}", last.id, last.outcome.in_words()));
         let log = last.pod_name.as_ref().map(|pod| state.join("logs").join(format!("{pod}.log")));
         if let Some(line) = log.and_then(|log| tail_of(&log, 1).pop()) {
             lines.push(format!("          | {line}"));
         }
     }
+    lines.push(format!("logs      {}", state.join("logs").join("POD.log").display()));
     if let Some(bytes) = disk(&status.run_dir) {
         lines.push(format!("disk      {:.1} MiB in {}", bytes as f64 / f64::from(1 << 20), status.run_dir.display()));
     }
@@ -162,11 +175,45 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
         lines.push("events".into());
         let last = status.events.len().saturating_sub(5);
         for event in &status.events[last..] {
-            let text = event.text.lines().next().unwrap_or_default();
+            let text = event.text.replace('\n', "\n            ");
             lines.push(format!("  {}  {text}", view::time_of_day(event.time)));
         }
     }
     lines.join("\n")
+}
+
+/// A run that has its end behind it.
+fn over(status: &StatusFile) -> bool {
+    run::is_over(&status.job)
+}
+
+/// The command that goes on with the run, wherever it is typed.
+fn command(status: &StatusFile, state: &Path) -> String {
+    let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let state = absolute(state);
+    let mut words = vec!["thresh run".to_owned(), quoted(&status.manifest)];
+    if absolute(&PathBuf::from("runs").join(&status.name)) != state {
+        words.push(format!("--state {}", quoted(&state)));
+    }
+    words.extend(status.volumes.iter().map(|(claim, path)| format!("--volume {claim}={}", quoted(path))));
+    if status.nodes > 1 {
+        words.push(format!("--nodes {}", status.nodes));
+    }
+    words.join(" ")
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+/// That the file is not what runs, and why.
+fn refused(status: &StatusFile) -> Option<String> {
+    let why = status.refused_edit.as_ref()?.replace('\n', "\n          ");
+    let file = status.manifest.display();
+    Some(format!("{file} is not what runs: its last edit was refused\n          {why}"))
 }
 
 fn seen(status: &StatusFile, now: Timestamp) -> String {
@@ -178,13 +225,22 @@ fn look_at(status: &StatusFile, progress: &Progress, now: Timestamp) -> String {
     use api::conditions as cond;
     let conditions = &status.job.conditions;
     if let Some(failed) = cond::get(conditions, cond::FAILED).filter(|one| one.status == "True") {
-        return format!("{}: {}", failed.reason, failed.message);
+        return format!("{}: {}", cond::in_words(&failed.reason), failed.message);
     }
     if let Some(failure) = &progress.failure {
         return failure.clone();
     }
     if cond::is_true(conditions, cond::COMPLETE) {
         return "nothing: the run is complete".into();
+    }
+    if status.stopping {
+        return "nothing: it saves a checkpoint and stops".into();
+    }
+    if let Some(refused) = refused(status) {
+        return refused;
+    }
+    if status.job.phase == api::Phase::Suspended {
+        return format!("Suspended: set spec.suspend: false in {} to go on", status.manifest.display());
     }
     for type_ in [cond::ACCEPTED, cond::TRAINER_READY, cond::DEGRADED] {
         let bad = if type_ == cond::DEGRADED { "True" } else { "False" };
@@ -229,7 +285,7 @@ mod tests {
         };
         set(cond::TRAINER_READY, cond::Truth::False, "BackingOff", "3 failures without a new commit");
         set(cond::FAILED, cond::Truth::True, "BackoffLimitExceeded", "gave up");
-        assert_eq!(look_at(&status, &progress, now), "BackoffLimitExceeded: gave up");
+        assert_eq!(look_at(&status, &progress, now), "too many failures: gave up");
         cond::clear(&mut status.job.conditions, cond::FAILED);
         assert_eq!(look_at(&status, &progress, now), "TrainerReady: 3 failures without a new commit");
     }
@@ -238,6 +294,82 @@ mod tests {
     fn a_run_that_never_got_anywhere_can_be_shown() {
         let text = human(&StatusFile { name: "r".into(), ..Default::default() }, None, Path::new("s"), None, false);
         assert!(text.starts_with("NAME   PHASE") && text.contains("not running, last seen never"), "{text}");
+    }
+
+    #[test]
+    fn what_goes_on_with_a_run_is_the_whole_command() {
+        let desk = tempfile::tempdir().unwrap();
+        let state = desk.path().canonicalize().unwrap().join("my state");
+        std::fs::create_dir(&state).unwrap();
+        let status = StatusFile {
+            name: "r".into(),
+            manifest: "/m/rljob.yaml".into(),
+            volumes: [("c".to_owned(), PathBuf::from("/v"))].into(),
+            nodes: 2,
+            ..Default::default()
+        };
+        let state_flag = format!("--state '{}'", state.display());
+        let expected = format!("thresh run /m/rljob.yaml {state_flag} --volume c=/v --nodes 2");
+        assert_eq!(command(&status, &state), expected);
+        assert!(human(&status, None, &state, None, false).contains(&expected));
+        let plain = StatusFile { volumes: Default::default(), nodes: 1, ..status };
+        assert_eq!(command(&plain, Path::new("runs/r")), "thresh run /m/rljob.yaml");
+    }
+
+    #[test]
+    fn a_refused_edit_is_told_with_its_reason() {
+        let refused = "error: a.yaml:3: spec.x: unknown field\n  fix: remove it";
+        let status = StatusFile {
+            manifest: "a.yaml".into(),
+            refused_edit: Some(refused.into()),
+            events: vec![local::status_file::EventLine {
+                time: Timestamp::UNIX_EPOCH,
+                reason: "EditRefused".into(),
+                text: format!("edit refused, nothing changes\n{refused}"),
+            }],
+            ..Default::default()
+        };
+        for holder in [Some(1), None] {
+            let text = human(&status, None, Path::new("s"), holder, false);
+            assert!(text.contains("look at   a.yaml is not what runs: its last edit was refused\n"), "{text}");
+            assert_eq!(text.matches("spec.x: unknown field").count(), 2, "as what to look at, and as an event: {text}");
+        }
+    }
+
+    #[test]
+    fn a_warm_start_is_shown_in_its_own_updates() {
+        let progress = Progress {
+            phase: RunPhase::WarmStart,
+            warm_step: 135,
+            warm_steps_max: 700,
+            pass_rate: Some(0.07),
+            commit: Some(control::wire::CommitRef {
+                step: 0,
+                warm_step: 125,
+                warming: true,
+                folder: "tiles/warm".into(),
+                index_digest: String::new(),
+                weights_digest: String::new(),
+            }),
+            ..Default::default()
+        };
+        let status = StatusFile { progress: Some(progress), ..Default::default() };
+        let text = human(&status, None, Path::new("s"), Some(1), true);
+        assert!(text.contains("warm start 135/700, pass rate 0.07"), "{text}");
+        assert!(text.contains("commit    warm-start update 125 in "), "{text}");
+    }
+
+    #[test]
+    fn nothing_of_a_dead_run_is_shown_as_living() {
+        let mut status = StatusFile { ended: Some("stopped".into()), ..Default::default() };
+        status.job.phase = api::Phase::Suspending;
+        status.job.ranks = Some(api::Ranks { desired: 2, ready: 2, summary: "2/2".into() });
+        status.job.serving = Some(api::ServingSummary { desired: 3, ready: 3, ..Default::default() });
+        let text = human(&status, None, Path::new("s"), None, false);
+        let row = text.lines().nth(1).unwrap();
+        assert!(row.contains("Stopped") && row.contains("0/2") && row.contains("0/3"), "{text}");
+        let row = human(&status, None, Path::new("s"), Some(1), true);
+        assert!(row.contains("Suspending") && row.contains("2/2") && row.contains("3/3"), "{row}");
     }
 
     #[test]

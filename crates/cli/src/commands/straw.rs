@@ -1,9 +1,9 @@
 //! `thresh straw inspect` and `thresh straw verify`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use local::{folder, status_file::StatusFile};
+use local::status_file::StatusFile;
 use serde_json::json;
 use straw::{Inspection, RealFs, inspect};
 
@@ -11,6 +11,7 @@ use crate::{
     FAILED,
     args::{Output, Straw, StrawFolder},
     display::say,
+    find_run::run_dir_of,
     soundness::Soundness,
 };
 
@@ -35,15 +36,19 @@ pub fn straw(command: Straw) -> Result<u8> {
 
 /// The run's folder, also when its state folder was named.
 fn store_of(args: &StrawFolder) -> Result<PathBuf> {
-    let status = folder::read_json::<StatusFile>(&args.folder.join("status.json"))?;
-    match status {
-        Some(status) => Ok(status.run_dir),
+    match StatusFile::read(&args.folder)? {
+        Some(status) => run_dir_of(&status).map(Path::to_owned),
         None if args.folder.is_dir() => Ok(args.folder.clone()),
         None => anyhow::bail!(
             "{}: no such folder\n  fix: name a run's folder on its volume, or its state folder",
             args.folder.display()
         ),
     }
+}
+
+/// `1 claim`, `2 claims`.
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Shows what was found; `verified` where it was also checked.
@@ -57,26 +62,27 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>) ->
     }
     for pack in &found.packs {
         say(&format!(
-            "pack     {}  owner {}  {} bytes{}  {} publishes  {} records of {} bytes  {} bytes never acknowledged",
+            "pack     {}  owner {}  {} bytes{}  {}  {} of {} bytes  {} never acknowledged",
             pack.name,
             pack.owner,
             pack.bytes,
             if pack.sealed { ", sealed" } else { "" },
-            pack.extents,
-            pack.records,
+            if pack.extents == 1 { "1 publish".to_owned() } else { format!("{} publishes", pack.extents) },
+            counted(pack.records, "record"),
             pack.record_bytes,
-            pack.gap_bytes,
+            counted(pack.gap_bytes, "byte"),
         ));
     }
     if let Some(journal) = &found.journal {
         say(&format!(
-            "journal  epoch {}  {} claims  {} segments  last transaction {}  {} records behind the snapshot  {} torn bytes",
+            "journal  epoch {}  {}  {}  last transaction {}  {}{}  {}",
             journal.epoch,
-            journal.claims.len(),
-            journal.segments.len(),
+            counted(journal.claims.len() as u64, "claim"),
+            counted(journal.segments.len() as u64, "segment"),
             journal.last,
-            journal.records,
-            journal.torn_bytes,
+            counted(journal.records, "record"),
+            if journal.snapshot.is_some() { " after the snapshot" } else { ", no snapshot yet" },
+            counted(journal.torn_bytes, "torn byte"),
         ));
         if let Some(snapshot) = &journal.snapshot {
             say(&format!("snapshot {}  up to transaction {}  {} bytes", snapshot.file, snapshot.last, snapshot.bytes));
@@ -99,8 +105,10 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>) ->
     }
     if let Some(Soundness { named, rules: Some(_), .. }) = verified {
         say(&format!(
-            "named    {} records, {} commits and {} folder of weights that the journal names were read and are whole",
-            named.records, named.commits, named.weights,
+            "named    {}, {} and {} that the journal names were read and are whole",
+            counted(named.records, "record"),
+            counted(named.commits, "commit"),
+            counted(named.weights, "folder") + " of weights",
         ));
     }
     match verified {

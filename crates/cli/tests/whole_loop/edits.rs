@@ -437,7 +437,7 @@ fn edits_in_quick_succession_during_a_restart_and_taken_back_come_to_the_last_on
 
     // During the restart: the attempt has been ended, but a process of it is still there.
     let ended = |run: &mut LocalRun, attempt: u64| {
-        let words = format!("attempt {attempt} ended, SpecChange");
+        let words = format!("attempt {attempt} ended for an edit");
         run.wait_for("the end of the attempt", |run| {
             told(run, &["AttemptEnded"]).iter().any(|line| line.contains(&words)).then_some(())
         });

@@ -363,11 +363,9 @@ impl Pass<'_> {
             self.delete_superseded();
             return;
         }
-        self.event(
-            !matches!(outcome, Outcome::SpecChange | Outcome::Suspended | Outcome::Requested),
-            "AttemptEnded",
-            format!("attempt {} ended, {outcome:?}: {message}", a.id),
-        );
+        let asked = matches!(outcome, Outcome::SpecChange | Outcome::Suspended | Outcome::Requested);
+        let why = if asked { String::new() } else { format!(": {message}") };
+        self.event(!asked, "AttemptEnded", format!("attempt {} {}{why}", a.id, outcome.in_words()));
         let action = self.action_for(outcome, first.and_then(|(_, e)| e.exit_code));
         let c = &mut self.s.counters;
         match outcome {

@@ -15,7 +15,7 @@ impl Pass<'_> {
             if settled {
                 self.set(cond::SUSPENDED, true, "SuspendedByUser", "no trainer runs; serving is untouched");
             }
-            self.wait("Suspended", "suspend is true");
+            self.wait("Suspended", "set spec.suspend: false to go on");
             return;
         }
         let open = self.gates();

@@ -276,7 +276,7 @@ impl<'a> Pass<'a> {
         self.event(
             condition == cond::FAILED,
             if condition == cond::FAILED { "Failed" } else { "Complete" },
-            format!("{reason}: {message}"),
+            format!("{}: {message}", cond::in_words(reason)),
         );
     }
 
