@@ -104,8 +104,12 @@ pub(crate) fn write_atomically(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Re
     sync_parent(disk, path)
 }
 
-/// Makes a folder and those above it that are missing, and every new entry durable.
+/// Makes a folder, and the one above it where that is missing, and every new entry durable. No more than these two: what
+/// should hold them may be a mount that is away, and then nothing must be written in its place.
 pub(crate) fn create_dir_durably(disk: &dyn Disk, path: &Path) -> Result<()> {
+    if let Some(holder) = path.ancestors().nth(2).filter(|p| !p.as_os_str().is_empty() && !p.exists()) {
+        return Err(Error::io("find the folder", holder, io::ErrorKind::NotFound.into()));
+    }
     let new: Vec<&Path> = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).collect();
     disk.create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
     new.into_iter().rev().try_for_each(|made| sync_parent(disk, made))

@@ -138,6 +138,7 @@ impl Conductor {
                 let progress = self.progress(now);
                 out.commands.push(Command::Reply(reply, Reply::Progress(Box::new(progress))));
             }
+            Event::Volume(away) => self.memory.volume_away = away,
             Event::Engines(engines) => self.on_engines(&engines),
             Event::EngineProbed { url, result } => self.on_probed(&url, result),
             Event::EngineUpdated { url, version, result } => self.on_updated(&url, version, result, now),

@@ -38,6 +38,8 @@ pub enum Event {
     Checkpoint(ReplyId, CheckpointRequest),
     /// `GET /v1/progress`
     Progress(ReplyId),
+    /// The run's folder was looked for: why it is not there, if so.
+    Volume(Option<String>),
     /// The engines that the Service names now.
     Engines(Vec<EngineAddress>),
     /// An engine was asked what it serves.

@@ -160,6 +160,8 @@ pub(crate) struct Memory {
     pub brought: Brought,
     pub engines: BTreeMap<String, EngineSeen>,
     pub trainer_heard_ms: Option<u64>,
+    /// Why the volume is away, while it is.
+    pub volume_away: Option<String>,
     /// What it waits for on the volume.
     pub trainer_waits: Option<String>,
     pub parked_next: Option<ParkedNext>,
@@ -192,6 +194,7 @@ impl Memory {
             brought: Brought::default(),
             engines: BTreeMap::new(),
             trainer_heard_ms: None,
+            volume_away: None,
             trainer_waits: None,
             parked_next: None,
             held: None,

@@ -146,6 +146,9 @@ impl Conductor {
         {
             all.push((format!("reading tiles: {problem}"), "storage", verifying.again_ms));
         }
+        if let Some(problem) = &memory.volume_away {
+            all.push((problem.clone(), "storage", None));
+        }
         if let Some(problem) = &memory.trainer_waits {
             all.push((format!("the trainer, {problem}"), "storage", None));
         }

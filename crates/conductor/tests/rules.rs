@@ -630,3 +630,18 @@ fn a_pod_that_another_took_over_from_is_remembered_so_that_it_never_comes_back()
     assert_eq!(follow(102, "successor"), ["pod"]);
     assert_eq!(follow(103, "third"), ["pod", "successor"]);
 }
+
+#[test]
+fn a_volume_that_is_away_is_waited_for_by_name_until_it_is_back() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    let storage = |world: &World| {
+        let waits = world.conductor.as_ref().unwrap().progress(world.now).waits;
+        waits.into_iter().find(|wait| wait.owner == "storage").map(|wait| wait.what)
+    };
+    assert_eq!(storage(&world), None);
+    world.now(|_| Event::Volume(Some("the volume, which is away".to_owned())));
+    assert_eq!(storage(&world).as_deref(), Some("the volume, which is away"));
+    world.now(|_| Event::Volume(None));
+    assert_eq!(storage(&world), None);
+}

@@ -19,6 +19,12 @@ impl RunDir {
         &self.0
     }
 
+    /// What to say while the folder is not there, although it was.
+    #[must_use]
+    pub fn away(&self) -> String {
+        format!("the volume, which is away: {} is not there", self.0.display())
+    }
+
     /// Straw's packs: written by conductor and workers, read by all.
     #[must_use]
     pub fn packs(&self) -> PathBuf {

@@ -2,19 +2,46 @@
 //! believe belong to a node that is gone.
 
 use std::{
-    fs, thread,
+    fs,
+    os::unix::fs::MetadataExt,
+    thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    error::{Error, Result},
+    error::{At, Error, Result},
     folder::{self, Folder},
+    objects,
     process::{Identity, MARK},
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the processes of a state folder carry in their environment. Who copies a folder copies its mark and its record of
+/// processes, too; the copy gets a mark of its own and no record, or it would end the processes of the original.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn mark_of(folder: &Folder) -> Result<String> {
+    let path = folder.root().join("node");
+    let own = fs::metadata(folder.root()).at("look at", folder.root())?;
+    let place = format!("{}:{}", own.dev(), own.ino());
+    if let Ok(text) = fs::read_to_string(&path)
+        && let Some((mark, marked)) = text.split_once(' ')
+        && marked == place
+    {
+        return Ok(mark.to_owned());
+    }
+    match fs::remove_file(folder.processes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).at("remove", folder.processes())?,
+        _ => {}
+    }
+    let mark = objects::uid();
+    folder::replace(&path, format!("{mark} {place}").as_bytes())?;
+    Ok(mark)
+}
 
 /// Kills every process on the folder's record and every process that carries `mark`; returns how many there were.
 ///
@@ -86,5 +113,26 @@ mod tests {
         assert!(stranger.try_wait().unwrap().is_none(), "same pid, other start time: not ours");
         stranger.kill().unwrap();
         stranger.wait().unwrap();
+    }
+
+    #[test]
+    fn a_copied_folder_gets_a_mark_of_its_own_and_ends_nobody_of_the_original() {
+        let both = tempfile::tempdir().unwrap();
+        let original = Folder::open(&both.path().join("original")).unwrap();
+        let mark = mark_of(&original).unwrap();
+        folder::replace_json(&original.processes(), &[Identity::of(1).unwrap()]).unwrap();
+        assert_eq!(mark_of(&original).unwrap(), mark);
+        let copy = Folder::open(&both.path().join("copy")).unwrap();
+        for file in ["node", "processes.json"] {
+            fs::copy(original.root().join(file), copy.root().join(file)).unwrap();
+        }
+        assert_ne!(mark_of(&copy).unwrap(), mark);
+        assert!(!copy.processes().exists() && original.processes().exists());
+        // Moved, it is still the same.
+        drop(original);
+        fs::rename(both.path().join("original"), both.path().join("moved")).unwrap();
+        let moved = Folder::open(&both.path().join("moved")).unwrap();
+        assert_eq!(mark_of(&moved).unwrap(), mark);
+        assert!(moved.processes().exists());
     }
 }

@@ -149,15 +149,7 @@ impl Node {
     /// # Errors
     /// As of its parts: see [`crate::Error`].
     pub fn start(folder: Folder, options: Options) -> Result<Self> {
-        let path = folder.root().join("node");
-        let mark = match fs::read_to_string(&path) {
-            Ok(mark) => mark,
-            Err(_) => {
-                let mark = objects::uid();
-                folder::replace(&path, mark.as_bytes())?;
-                mark
-            }
-        };
+        let mark = leftovers::mark_of(&folder)?;
         let killed_leftovers = leftovers::sweep(&folder, &mark)?;
         let objects = Objects::open(&folder.objects())?;
         let seed = mark.bytes().fold(0_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));

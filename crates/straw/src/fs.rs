@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub trait Fs: fmt::Debug + Send + Sync {
     /// Opens a folder. Fails with `NotFound` when it does not exist.
     fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>>;
-    /// Creates a folder and its parents where they are missing, durably, and opens it.
+    /// Opens a folder; creates it, and the one above it, durably where they are missing. No more than these two: what should
+    /// hold them may be a mount that is away, and then nothing must be written in its place.
     fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>>;
     /// A number that no other caller on any host gets, for names that must never be used twice.
     fn unique(&self) -> u64;

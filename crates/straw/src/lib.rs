@@ -146,7 +146,7 @@ pub use inspect::{
 };
 pub use journal::{Journal, Lsn, Recovered, Txn};
 pub use queue::Queue;
-pub use real_fs::RealFs;
+pub use real_fs::{RealFs, create_dirs_durably};
 pub use record::{NamedTensor, Record};
 pub use reference::Ref;
 pub use sim_fs::{Fault, SimFs};

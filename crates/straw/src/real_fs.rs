@@ -37,7 +37,11 @@ impl Fs for RealFs {
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
-        create_dir_durably(path)?;
+        if let Some(holder) = path.ancestors().nth(2).filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
+            let what = format!("{} is not there", holder.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, what));
+        }
+        create_dirs_durably(path)?;
         self.open_dir(path)
     }
 
@@ -54,12 +58,15 @@ impl Fs for RealFs {
 }
 
 /// Creates missing folders from the top down and syncs each parent in which a name appeared.
-fn create_dir_durably(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// As the file system says.
+pub fn create_dirs_durably(path: &Path) -> io::Result<()> {
     if path.as_os_str().is_empty() || path.is_dir() {
         return Ok(());
     }
     let parent = path.parent().unwrap_or(Path::new("."));
-    create_dir_durably(parent)?;
+    create_dirs_durably(parent)?;
     match std::fs::create_dir(path) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}

@@ -143,7 +143,10 @@ impl Trainer {
         let fresh = beside(&folder, &format!("e{}", self.trainer_epoch));
         self.on_rank_0(|| {
             let all = self.volume.run_dir.join(REFERENCE);
-            std::fs::create_dir_all(&all).map_err(Error::io(&all))
+            match std::fs::create_dir(&all) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&all)(e)),
+                _ => Ok(()),
+            }
         })?;
         self.remove(&fresh)?;
         self.write_folder(&fresh)?;

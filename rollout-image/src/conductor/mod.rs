@@ -103,8 +103,16 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     });
 
     let runtime = tokio::runtime::Handle::current();
-    let mut throne =
-        reign::Throne { setup, inbox, events, http: client, health, runtime, snapshot_bytes: options.snapshot_bytes };
+    let mut throne = reign::Throne {
+        setup,
+        inbox,
+        events,
+        http: client,
+        health,
+        runtime,
+        snapshot_bytes: options.snapshot_bytes,
+        reigned: false,
+    };
     // The brain has a thread of its own: it waits for the disk.
     let (send, ended) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("brain".to_owned()).spawn(move || {

@@ -51,6 +51,8 @@ pub struct Throne {
     pub runtime: tokio::runtime::Handle,
     /// See [`super::Options`].
     pub snapshot_bytes: u64,
+    /// This process has held the journal.
+    pub reigned: bool,
 }
 
 /// How a reign ended.
@@ -93,15 +95,29 @@ impl Throne {
     /// Claims the journal, waiting for a volume that is full or away.
     fn claim(&mut self) -> anyhow::Result<(Journal, Recovered)> {
         let folder = self.setup.run_dir.journal();
+        if !self.reigned {
+            // Only now: later, a folder that is missing is a volume that is away, and a journal begun in its place would be
+            // another run.
+            straw::create_dirs_durably(self.setup.run_dir.path())
+                .with_context(|| format!("creating {}", self.setup.run_dir.path().display()))?;
+        }
         let mut said = None;
         loop {
             let fs = RealFs::new();
+            if !self.setup.run_dir.path().is_dir() {
+                self.health.not_ready(format!("waiting for the volume: {}", self.setup.run_dir.away()));
+                std::thread::sleep(STORAGE_PAUSE);
+                continue;
+            }
             let claimed = straw::journal::owner(&*fs, &folder).and_then(|owner| match owner {
                 Some((epoch, other)) if other != self.setup.pod_uid && self.was_replaced()? => Ok(Err((epoch, other))),
                 _ => Journal::claim(fs, &folder, &self.setup.pod_uid).map(Ok),
             });
             match claimed {
-                Ok(Ok(claimed)) => return Ok(claimed),
+                Ok(Ok(claimed)) => {
+                    self.reigned = true;
+                    return Ok(claimed);
+                }
                 Ok(Err((epoch, other))) => bail!(
                     "this pod ({}) was replaced as conductor by pod {other} (epoch {epoch}) and must not take over again; \
                      it is to be deleted, and its node looked at",
@@ -181,6 +197,8 @@ struct Reign<'a> {
     shown: Option<Progress>,
     /// When this epoch was last seen to be the highest.
     confirmed: Instant,
+    /// When the run's folder was last looked for.
+    volume_seen: Instant,
     stopping: bool,
 }
 
@@ -225,6 +243,7 @@ impl<'a> Reign<'a> {
             backlog: VecDeque::new(),
             shown: None,
             confirmed: Instant::now(),
+            volume_seen: Instant::now(),
             stopping: false,
         };
         // Nobody may talk to us before our own first record is durable.
@@ -256,6 +275,11 @@ impl<'a> Reign<'a> {
     /// What happened since the last turn: at least one event, the passing of time if nothing else.
     fn receive(&mut self) -> Vec<Event> {
         let mut events: Vec<Event> = self.backlog.drain(..).collect();
+        if self.volume_seen.elapsed() > CONFIRM_EVERY {
+            self.volume_seen = Instant::now();
+            let run_dir = &self.throne.setup.run_dir;
+            events.push(Event::Volume((!run_dir.path().is_dir()).then(|| run_dir.away())));
+        }
         let deadline = self.conductor.next_deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         let mut patience = if events.is_empty() { deadline.unwrap_or(TICK).min(TICK) } else { Duration::ZERO };
         while events.len() < EVENTS_MAX {
