@@ -98,7 +98,11 @@ impl Conductor {
             Ok(Completion::Settled) => Outcome::Superseded,
             Err(Refused::AcceptedOtherwise { .. } | Refused::UnknownTask(_)) => Outcome::Superseded,
             Err(refused) => {
-                self.refuse(out, reply, RefusalKind::Invalid, refused.to_string());
+                let kind = match refused {
+                    Refused::PackRetired(_) => RefusalKind::PackCollected,
+                    _ => RefusalKind::Invalid,
+                };
+                self.refuse(out, reply, kind, refused.to_string());
                 return Ok(());
             }
         };

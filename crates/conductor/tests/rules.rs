@@ -645,3 +645,44 @@ fn a_volume_that_is_away_is_waited_for_by_name_until_it_is_back() {
     world.now(|_| Event::Volume(None));
     assert_eq!(storage(&world), None);
 }
+
+#[test]
+fn a_result_in_a_pack_that_was_collected_is_asked_for_again() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("node");
+    let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+    let group = straw::Ref { pack: "idle-1".to_owned(), ..world.new_ref() };
+    // Its writer lay idle for long (a suspended run), and nothing refers to it.
+    let idle = straw::PackInfo { name: group.pack.clone(), owner: "idle".to_owned(), bytes: 1, sealed: false };
+    world.now(|_| Event::PacksFound(vec![idle.clone()]));
+    world.now += 3_600_000;
+    world.now(|_| Event::PacksFound(vec![idle]));
+    assert!(world.state().queue.retired().contains(&group.pack));
+    let offer = |world: &mut World, group: &straw::Ref| {
+        let grant = grant.clone();
+        let summary = GroupSummary {
+            group_index: grant.task,
+            rewards: vec![1.0, 0.0, 0.0, 1.0],
+            failed: 0,
+            version_min: world.state().version,
+            version_max: world.state().version,
+            response_tokens: 8,
+            tokens: 16,
+            generate_calls: 4,
+        };
+        let request = CompleteRequest {
+            worker: worker.clone(),
+            lease: grant.lease,
+            task: grant.task,
+            submission: "test/collected".to_owned(),
+            group: group.clone(),
+            summary,
+        };
+        world.now(|reply| Event::Complete(reply, Box::new(request))).1
+    };
+    let refused = offer(&mut world, &group);
+    assert!(matches!(refused, Some(Reply::Refused(refusal)) if refusal.kind == RefusalKind::PackCollected));
+    let other = straw::Ref { pack: "another-pack".to_owned(), ..group };
+    let accepted = offer(&mut world, &other);
+    assert!(matches!(accepted, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted), "published again");
+}

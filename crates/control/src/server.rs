@@ -15,7 +15,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = match self.kind {
             RefusalKind::Unauthorized => StatusCode::UNAUTHORIZED,
-            RefusalKind::Fenced | RefusalKind::LeaseLost => StatusCode::CONFLICT,
+            RefusalKind::Fenced | RefusalKind::LeaseLost | RefusalKind::PackCollected => StatusCode::CONFLICT,
             RefusalKind::Invalid => StatusCode::BAD_REQUEST,
             RefusalKind::ConductorSuperseded | RefusalKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         };

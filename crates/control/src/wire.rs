@@ -39,6 +39,9 @@ pub enum RefusalKind {
     ConductorSuperseded,
     /// The lease is not held (expired, completed by another, unknown): drop the work.
     LeaseLost,
+    /// The pack that the result lies in was collected, since nothing referred to it for a long time: publish it again, into
+    /// another pack, and offer that.
+    PackCollected,
     /// The request contradicts what is recorded: a bug or a corrupt message; do not retry.
     Invalid,
     /// Not possible now (starting, storage unavailable): retry after a while.

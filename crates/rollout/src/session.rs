@@ -254,28 +254,38 @@ impl Session {
             return self.fail(&lease, reason).await;
         }
         let submission = format!("{}/{}/{}", self.worker.incarnation, lease.lease, lease.task);
-        let published = match group_record(&group) {
-            Ok(record) => self.publish(&submission, record).await,
+        let record = match group_record(&group) {
+            Ok(record) => record,
             Err(error) => return self.fail(&lease, error.to_string()).await,
         };
-        let lease_id = self.held().get(&lease.task).map_or_else(|| lease.lease.clone(), |held| held.lease.clone());
-        let request = CompleteRequest {
-            worker: self.worker.clone(),
-            lease: lease_id,
-            task: lease.task,
-            submission,
-            group: published,
-            summary,
-        };
-        let offered =
-            patiently(Patience::for_at_most(GONE_AFTER), || self.client.complete(&request), waits("offering a group"));
-        match offered.await {
-            Ok(reply) if reply.outcome == Outcome::Accepted => {}
-            Ok(_) => tracing::debug!(run = %self.run, task = lease.task, "the group was superseded"),
-            Err(error) if error.refusal() == Some(RefusalKind::LeaseLost) => {
-                tracing::debug!(run = %self.run, task = lease.task, %error, "the group is not wanted any more");
+        loop {
+            let group = self.publish(&submission, record.clone()).await;
+            let pack = group.pack.clone();
+            let lease_id = self.held().get(&lease.task).map_or_else(|| lease.lease.clone(), |held| held.lease.clone());
+            let request = CompleteRequest {
+                worker: self.worker.clone(),
+                lease: lease_id,
+                task: lease.task,
+                submission: submission.clone(),
+                group,
+                summary: summary.clone(),
+            };
+            let patience = Patience::for_at_most(GONE_AFTER);
+            match patiently(patience, || self.client.complete(&request), waits("offering a group")).await {
+                Ok(reply) if reply.outcome == Outcome::Accepted => {}
+                Ok(_) => tracing::debug!(run = %self.run, task = lease.task, "the group was superseded"),
+                Err(error) if error.refusal() == Some(RefusalKind::PackCollected) => {
+                    // Our pack lay idle for so long that it was taken for a dead writer's.
+                    tracing::info!(run = %self.run, task = lease.task, pack, "publishing a group again: {error}");
+                    self.writer.retired(&pack);
+                    continue;
+                }
+                Err(error) if error.refusal() == Some(RefusalKind::LeaseLost) => {
+                    tracing::debug!(run = %self.run, task = lease.task, %error, "the group is not wanted any more");
+                }
+                Err(error) => tracing::error!(run = %self.run, task = lease.task, %error, "the group was not taken"),
             }
-            Err(error) => tracing::error!(run = %self.run, task = lease.task, %error, "the group was not taken"),
+            return;
         }
     }
 
