@@ -11,7 +11,7 @@ use crate::defaults;
 #[serde(rename_all = "camelCase")]
 pub struct Optimizer {
     /// Peak learning rate. 0 trains nothing (a control run).
-    #[x_kube(validation = Rule::new("self >= 0.0").message("must not be negative"))]
+    #[x_kube(validation = Rule::new("self >= 0.0 && self <= 1.0").message("must be between 0 and 1"))]
     pub lr: f64,
     /// Decay of the first and second moment.
     #[serde(default = "defaults::betas")]
@@ -23,7 +23,7 @@ pub struct Optimizer {
     pub eps: f64,
     /// Decoupled weight decay.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self >= 0.0").message("must not be negative"))]
+    #[x_kube(validation = Rule::new("self >= 0.0 && self <= 1.0").message("must be between 0 and 1"))]
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 clips nothing.
     #[serde(default = "defaults::clip_grad_norm")]
@@ -50,7 +50,7 @@ pub struct Schedule {
     pub decay_steps: Option<u64>,
     /// Rate at the end of a decay.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self >= 0.0").message("must not be negative"))]
+    #[x_kube(validation = Rule::new("self >= 0.0 && self <= 1.0").message("must be between 0 and 1"))]
     pub min_lr: f64,
 }
 

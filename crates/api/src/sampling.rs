@@ -14,9 +14,9 @@ pub struct Sampling {
     #[serde(default = "defaults::samples_per_prompt")]
     #[schemars(range(min = 1, max = 1024))]
     pub samples_per_prompt: u32,
-    /// Softmax temperature. At 0 there is no policy to learn from.
+    /// Softmax temperature. Near 0 there is no policy to learn from.
     #[serde(default = "defaults::temperature")]
-    #[x_kube(validation = Rule::new("self > 0.0").message("must be above 0"))]
+    #[x_kube(validation = Rule::new("self >= 0.001 && self <= 1000.0").message("must be between 0.001 and 1000"))]
     pub temperature: f64,
     /// Longest response, in tokens.
     #[schemars(range(min = 1, max = 1048576))]

@@ -20,8 +20,11 @@ impl Desk {
         fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
         let claim = folder.path().join("volumes/thresh-data/sort5");
         fs::create_dir_all(claim.join("model")).unwrap();
-        for file in ["model/config.json", "train.jsonl", "eval.jsonl", "warm.jsonl"] {
+        for file in ["model/config.json", "model/tokenizer.json"] {
             fs::write(claim.join(file), "{}").unwrap();
+        }
+        for file in ["train.jsonl", "eval.jsonl", "warm.jsonl"] {
+            fs::write(claim.join(file), r#"{"prompt": "p", "label": "l", "completion": "c"}"#).unwrap();
         }
         Self { folder }
     }
@@ -96,6 +99,48 @@ fn flags_that_no_engine_has_are_refused() {
         error.contains("engine.args[0]: the native engine has no --thread\n  fix: did you mean --threads?"),
         "{error}"
     );
+}
+
+#[test]
+fn data_and_models_that_cannot_be_read_are_refused_with_the_file_and_the_line() {
+    for (file, content, said) in [
+        ("train.jsonl", "", "train.jsonl: it holds no rows"),
+        (
+            "train.jsonl",
+            "{\"prompt\": \"p\", \"label\": \"l\"}\n{\"prompt\": \"p\"}\n",
+            "train.jsonl: line 2: it has no text under `label`",
+        ),
+        ("train.jsonl", "{\"prompt\": \"p\", \"label\": 3}\n", "line 1: it has no text under `label`"),
+        ("eval.jsonl", "\u{feff}{}", "eval.jsonl: line 1: it begins with a byte order mark"),
+        ("warm.jsonl", "[1", "warm.jsonl: line 1: not JSON"),
+        ("model/tokenizer.json", "{", "tokenizer.json: not JSON"),
+        ("model/config.json", "no", "config.json: not JSON"),
+    ] {
+        let desk = Desk::new(GOOD);
+        fs::write(desk.folder.path().join("volumes/thresh-data/sort5").join(file), content).unwrap();
+        let error = desk.refused(&["run", "rljob.yaml"]);
+        assert!(error.contains(said) && error.contains("fix: "), "{file}: {error}");
+    }
+}
+
+#[test]
+fn what_can_never_work_here_is_refused() {
+    let replicas = GOOD.replacen("        replicas: 2", "        replicas: 0", 1);
+    assert_ne!(replicas, GOOD);
+    let error = Desk::new(&replicas).refused(&["run", "rljob.yaml"]);
+    assert!(error.contains("replicas: a run without engines generates nothing"), "{error}");
+    let desk = Desk::new(GOOD);
+    let error = desk.refused(&["run", "rljob.yaml", "--volume", "thresh-dat=."]);
+    assert!(error.contains("--volume names the claim thresh-dat, and this run has only thresh-data"), "{error}");
+    for (from, to, said) in [
+        ("temperature: 1.0", "temperature: 1e39", "spec.sampling.temperature"),
+        ("temperature: 1.0", "temperature: 1e-8", "spec.sampling.temperature"),
+        ("lr: 5e-4", "lr: 1e38", "spec.optimizer.lr"),
+    ] {
+        assert!(GOOD.contains(from), "{from}");
+        let error = Desk::new(&GOOD.replace(from, to)).refused(&["run", "rljob.yaml"]);
+        assert!(error.contains(said), "{to}: {error}");
+    }
 }
 
 #[test]

@@ -129,6 +129,7 @@ impl Conductor {
             Event::Renew(reply, request) => self.on_renew(reply, &request, now, out),
             Event::Complete(reply, request) => self.on_complete(reply, &request, now, out)?,
             Event::Fail(reply, request) => self.on_fail(reply, &request, now, out)?,
+            Event::Unusable { lease, task, reason } => self.give_up(&lease, task, &reason, out)?,
             Event::Claim(reply, request) => self.on_claim(reply, request, now, out)?,
             Event::Next(reply, request) => self.on_next(reply, &request, now, out)?,
             Event::Report(reply, request) => self.on_report(reply, *request, now, out)?,

@@ -26,6 +26,15 @@ pub enum Event {
     Complete(ReplyId, Box<CompleteRequest>),
     /// `POST /v1/fail`
     Fail(ReplyId, FailRequest),
+    /// A task that was leased and that nobody can work on: its row is of no use.
+    Unusable {
+        /// The lease.
+        lease: String,
+        /// The task.
+        task: u64,
+        /// Why.
+        reason: String,
+    },
     /// `POST /v1/claim`
     Claim(ReplyId, ClaimRequest),
     /// `POST /v1/next`

@@ -163,20 +163,22 @@ impl Conductor {
         out: &mut Step,
     ) -> Result<(), Error> {
         self.heard(&request.worker, now, out);
-        let held = attempt_of(&request.lease).filter(|attempt| {
-            self.state.queue.lease(TaskId(request.task)).is_some_and(|lease| lease.attempt == *attempt)
-        });
-        if let Some(attempt) = held {
-            let reason = cut(&request.reason);
-            if request.task < EVAL_TASKS {
-                let samples = u64::from(self.samples(request.task));
-                self.memory.brought.note(samples, samples, Some(&reason));
-            }
-            self.emit(out, Record::TaskFailed { task: request.task, lapsed: false, reason, attempt })?;
-        }
-        // Without the lease there is nothing to give up: the task is somebody else's, or over.
+        self.give_up(&request.lease, request.task, &request.reason, out)?;
         out.commands.push(Command::Reply(reply, Reply::Fail(FailReply { conductor_epoch: self.epoch })));
         Ok(())
+    }
+
+    /// A leased task has failed. Without the lease there is nothing to give up: the task is somebody else's, or over.
+    pub(crate) fn give_up(&mut self, lease: &str, task: u64, reason: &str, out: &mut Step) -> Result<(), Error> {
+        let held = attempt_of(lease)
+            .filter(|attempt| self.state.queue.lease(TaskId(task)).is_some_and(|lease| lease.attempt == *attempt));
+        let Some(attempt) = held else { return Ok(()) };
+        let reason = cut(reason);
+        if task < EVAL_TASKS {
+            let samples = u64::from(self.samples(task));
+            self.memory.brought.note(samples, samples, Some(&reason));
+        }
+        self.emit(out, Record::TaskFailed { task, lapsed: false, reason, attempt })
     }
 
     /// Answers the lease requests for which there is work, something to abandon, or no time left.

@@ -686,3 +686,25 @@ fn a_result_in_a_pack_that_was_collected_is_asked_for_again() {
     let accepted = offer(&mut world, &other);
     assert!(matches!(accepted, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted), "published again");
 }
+
+#[test]
+fn a_row_that_cannot_be_used_fails_its_group_alone_and_the_run_goes_on() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("node");
+    let bad = granted(lease(&mut world, worker.clone(), 1)).remove(0).task;
+    let mut tries = 0;
+    while !world.state().queue.is_settled(straw::queue::TaskId(bad)) {
+        tries += 1;
+        assert!(tries <= 10, "it is given out for ever");
+        let leased = world.state().queue.lease(straw::queue::TaskId(bad)).is_some();
+        if !leased {
+            granted(lease(&mut world, worker.clone(), 1000));
+        }
+        let held = world.state().queue.lease(straw::queue::TaskId(bad)).expect("it is leased").attempt;
+        let lease = format!("{}.{}", held.epoch, held.counter);
+        let reason = "row 7 of the data: cannot encode".to_owned();
+        world.now(|_| Event::Unusable { lease, task: bad, reason });
+    }
+    let waits = world.conductor.as_ref().unwrap().progress(world.now).waits;
+    assert!(waits.iter().any(|wait| wait.what.contains("row 7 of the data")), "{waits:?}");
+}

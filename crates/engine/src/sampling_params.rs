@@ -134,7 +134,7 @@ impl SamplingParams {
             ("min_new_tokens", _) => self.min_new_tokens = whole(key, value)?,
             ("temperature", _) => {
                 let temperature = number(key, value)?;
-                if temperature < 0.0 || !temperature.is_finite() {
+                if temperature < 0.0 || !(temperature as f32).is_finite() {
                     return Err(bad(format!("temperature must be a non-negative finite number, got {value}.")));
                 }
                 // Below this a quotient of logits would overflow; SGLang draws the same line.

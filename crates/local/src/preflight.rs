@@ -1,5 +1,7 @@
 //! What can be known before anything is written or started: the manifest, the folders it names, and our binaries.
 
+mod content;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -100,7 +102,9 @@ pub fn check(text: &str, path: &Path, stored: &[Kind], volumes: &Volumes) -> Res
                 .into_iter()
                 .chain(references(job, &objects))
                 .chain(shards(job, volumes))
-                .chain(context(job, volumes));
+                .chain(context(job, volumes))
+                .chain(nobody(job))
+                .chain(claims(job, volumes));
             problems.extend(found.map(|problem| object.source.locate(problem)));
         }
     }
@@ -232,13 +236,14 @@ fn files(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
     wanted.extend(job.spec.warm_start.as_ref().map(|warm| ("spec.warmStart.data", warm.data.clone())));
     if let Some((_, path)) = parse_pvc(&job.spec.model.source) {
         wanted.push(("spec.model.source", format!("{path}/config.json")));
+        wanted.push(("spec.model.source", format!("{path}/tokenizer.json")));
     }
     wanted
         .into_iter()
         .filter_map(|(field, path)| {
             let places = volumes.places(claim, &path);
-            if places.iter().any(|place| place.is_file()) {
-                return None;
+            if let Some(file) = places.iter().find(|place| place.is_file()) {
+                return content::problem(job, field, file);
             }
             let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
             Some(Problem::new(
@@ -267,6 +272,40 @@ fn shards(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
                 format!("tp {tp} cannot cut the model's {size} {what}"),
                 "parallelism.tp must divide the model",
                 format!("tp must divide {size}"),
+            )
+        })
+        .collect()
+}
+
+/// Engines or workers that nobody starts: here nobody else can.
+fn nobody(job: &RLJob) -> Vec<Problem> {
+    let none = |field: &str, what: &str| {
+        let fix = "write at least 1; to pause a run, use spec.suspend";
+        Problem::new(field, format!("a run without {what} generates nothing"), "at least one", fix)
+    };
+    let engines = job.spec.serving.template.as_ref().map(|template| template.spec.replicas);
+    let workers = job.spec.rollout.template.as_ref().and_then(|template| template.spec.replicas);
+    let mut problems = Vec::new();
+    if engines == Some(0) {
+        problems.push(none("spec.serving.template.spec.replicas", "engines"));
+    }
+    if workers == Some(0) {
+        problems.push(none("spec.rollout.template.spec.replicas", "workers"));
+    }
+    problems
+}
+
+/// Volumes that were given for claims the run does not have: probably misspelt.
+fn claims(job: &RLJob, volumes: &Volumes) -> Vec<Problem> {
+    let claim = job.spec.storage.claim_name.as_str();
+    let strangers = volumes.given.keys().filter(|given| *given != claim);
+    strangers
+        .map(|given| {
+            Problem::new(
+                "spec.storage.claimName",
+                format!("--volume names the claim {given}, and this run has only {claim}"),
+                "a claim of the run",
+                format!("write --volume {claim}=DIR, or leave it out"),
             )
         })
         .collect()

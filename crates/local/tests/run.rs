@@ -32,8 +32,11 @@ fn lay_out(folder: &Path) {
     let claim = folder.join("volumes/thresh-data/sort5");
     fs::create_dir_all(claim.join("model")).unwrap();
     fs::create_dir_all(folder.join("bin")).unwrap();
-    for file in ["model/config.json", "train.jsonl", "eval.jsonl", "warm.jsonl"] {
+    for file in ["model/config.json", "model/tokenizer.json"] {
         fs::write(claim.join(file), "{}").unwrap();
+    }
+    for file in ["train.jsonl", "eval.jsonl", "warm.jsonl"] {
+        fs::write(claim.join(file), r#"{"prompt": "p", "label": "l", "completion": "c"}"#).unwrap();
     }
     for binary in ["thresh-rollout", "thresh-trainer"] {
         let path = folder.join("bin").join(binary);

@@ -85,8 +85,12 @@ impl ModelConfig {
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return bad(format!("head_dim = {} must be even and above 0", self.head_dim));
         }
-        if self.vocab_size == 0 || self.hidden_size == 0 || self.intermediate_size == 0 {
-            return bad("vocab_size, hidden_size and intermediate_size must be above 0".into());
+        if [self.vocab_size, self.hidden_size, self.intermediate_size, self.layers, self.heads].contains(&0) {
+            let names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and num_attention_heads";
+            return bad(format!("{names} must be above 0"));
+        }
+        if self.rms_norm_eps <= 0.0 || !self.rms_norm_eps.is_finite() {
+            return bad(format!("rms_norm_eps = {} must be above 0", self.rms_norm_eps));
         }
         Ok(())
     }

@@ -802,3 +802,16 @@ fn a_volume_that_takes_nothing_costs_no_attempt_and_is_named() {
     assert_eq!(sim.status().attempts, 2);
     assert_eq!(sim.status().phase, Phase::Running);
 }
+
+#[test]
+fn why_a_trainer_was_told_to_stop_is_heard_before_another_begins() {
+    let mut sim = Sim::new();
+    sim.run();
+    sim.exit_pod(0, 75);
+    sim.run();
+    assert_eq!(sim.status().attempts, 1, "it is not known yet why");
+    sim.report.failure = Some("the pass rate is 0".into());
+    sim.run_for_ms(60_000);
+    assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Failed, 1));
+    assert_eq!(sim.condition(cond::FAILED), ("True", "FailJobRule"));
+}

@@ -84,6 +84,7 @@ async fn draw(
     let mut drawn = Drawn::default();
     let mut failed_since: Option<Instant> = None;
     let mut failed: Option<String> = None;
+    let mut faults = 0;
     let mut pause = Duration::from_millis(10);
     for attempt in 0u32.. {
         let left = task.sampling.max_new_tokens.saturating_sub(u32::try_from(drawn.output.len()).unwrap_or(u32::MAX));
@@ -121,6 +122,7 @@ async fn draw(
                     Finish::Abort(_) => {
                         failed = None;
                         failed_since = None;
+                        faults = 0;
                         tokio::time::sleep(pause).await;
                         continue;
                     }
@@ -138,7 +140,8 @@ async fn draw(
             }
         }
         let since = *failed_since.get_or_insert_with(Instant::now);
-        if !error.is_transient() || since.elapsed() >= limits.give_up {
+        faults += u32::from(error.is_a_fault());
+        if !error.is_transient() || faults >= FAULTS_MAX || since.elapsed() >= limits.give_up {
             return Err(error.to_string());
         }
         tracing::debug!(group = task.group_index, index, %error, "a generate call failed; trying again");
@@ -151,6 +154,8 @@ async fn draw(
 }
 
 const ABORT_LIMIT: Duration = Duration::from_secs(1);
+/// Engines that were there and failed at a request, in a row: whatever is wrong, waiting does not mend it.
+const FAULTS_MAX: u32 = 6;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 fn rewarded(

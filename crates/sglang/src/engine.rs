@@ -55,6 +55,12 @@ impl EngineError {
     pub fn is_transient(&self) -> bool {
         !matches!(self, Self::Refused { .. })
     }
+
+    /// True when the engine was there, took the request, and failed at it.
+    #[must_use]
+    pub fn is_a_fault(&self) -> bool {
+        matches!(self, Self::Unavailable { status: 500, .. } | Self::BadReply { .. })
+    }
 }
 
 /// What a pause does to requests in flight.

@@ -112,7 +112,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// True when the same call may succeed later without any other action than waiting or freeing space.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Io { .. } | Error::OutOfSpace { .. } | Error::NotVisible { .. })
+        match self {
+            // Who may not, may not later either.
+            Error::Io { source, .. } => {
+                !matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+            }
+            Error::OutOfSpace { .. } | Error::NotVisible { .. } => true,
+            _ => false,
+        }
     }
 
     /// Wraps an operating system error, telling a full volume apart.

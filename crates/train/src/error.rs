@@ -39,6 +39,17 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// The weights are no numbers any more.
+    #[error(
+        "{first} and {others} other parameters hold values that are not finite: the run has diverged, and nothing of it was \
+         saved or published; lower optimizer.lr or weightDecay, or clip gradients harder. The last commit is from before"
+    )]
+    NotFinite {
+        /// The first such parameter.
+        first: String,
+        /// How many more.
+        others: usize,
+    },
     /// A commit or model folder is not what the conductor says it is.
     #[error("{folder}: {what}")]
     Mismatch {
@@ -124,7 +135,12 @@ impl Error {
     fn user_must_act(&self) -> bool {
         use checkpoint::Error as C;
         match self {
-            Self::Config(_) | Self::Refused(_) | Self::Batch { .. } | Self::Mismatch { .. } | Self::Loss(_) => true,
+            Self::Config(_)
+            | Self::Refused(_)
+            | Self::Batch { .. }
+            | Self::Mismatch { .. }
+            | Self::NotFinite { .. }
+            | Self::Loss(_) => true,
             Self::Parallel(e) => matches!(e, parallel::Error::Layout { .. } | parallel::Error::Unsupported { .. }),
             Self::Model(e) => matches!(
                 e,

@@ -6,6 +6,8 @@ use checkpoint::{ExportTypes, FILE_BYTES_MAX, Fingerprint, Position, PublishTo, 
 use control::wire::{CommitRef, Phase, Report, ScoreSet};
 use models::Model;
 use serde::{Deserialize, Serialize};
+use tensor::ops::Nonfinite;
+use tensor::{DType, Stream, Tag, Tensor};
 
 use crate::error::Error;
 use crate::faults::{FaultyDisk, Point, double_one_weight};
@@ -72,8 +74,33 @@ impl Trainer {
         space::shortage(checkpoint::bytes_of_save(self.model.params()), space::available(&self.volume.run_dir)?)
     }
 
+    /// Weights that are no numbers must not become a commit, which would cost the last good one its place, nor reach engines.
+    fn demand_finite(&self) -> Result<(), Error> {
+        let count = Tensor::empty(&*self.backend, DType::I32, &[1], Tag::Work)?;
+        let bad: Vec<&str> = self
+            .model
+            .params()
+            .layout()
+            .entries
+            .iter()
+            .map(|entry| {
+                let x = self.model.params().flat().flat(entry.offset, entry.rect.numel())?;
+                self.backend.nonfinite(Stream::COMPUTE, &Nonfinite { x: &x, out: &count })?;
+                let mut bytes = [0; 4];
+                self.backend.download(Stream::COMPUTE, &count, &mut bytes)?;
+                Ok((i32::from_ne_bytes(bytes) > 0).then_some(entry.name.as_str()))
+            })
+            .filter_map(Result::transpose)
+            .collect::<Result<_, Error>>()?;
+        match bad.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::NotFinite { first: (*first).to_owned(), others: bad.len() - 1 }),
+        }
+    }
+
     /// Tiles of weights and optimizer.
     pub(crate) fn save(&mut self, step: u64, folder: &str) -> Result<Report, Error> {
+        self.demand_finite()?;
         let kept = Kept { phase: self.phase, reference: self.reference.clone() };
         let position = Position {
             step,
@@ -100,6 +127,7 @@ impl Trainer {
     /// A model folder for the engines, in the type the trainer computes in, so that both hold the same bits.
     pub(crate) fn publish(&mut self, folder: &str, score: Option<&ScoreSet>) -> Result<Report, Error> {
         let folder = self.volume.run_dir.join(folder);
+        self.demand_finite()?;
         let weights_digest = self.weights_digest()?.to_owned();
         let scores = score.map(|set| self.score_set(set)).transpose()?;
         self.write_folder(&folder)?;

@@ -154,6 +154,9 @@ impl Loop {
                 stop: self.stop.clone(),
                 waiting: self.waiting.clone(),
             };
+            volume.takes("finding the run's folder", || {
+                std::fs::metadata(&volume.run_dir).map(drop).map_err(Error::io(&volume.run_dir))
+            })?;
             Trainer::start(self.groups.clone(), self.backend.clone(), &self.volume, volume, self.faults.clone(), claim)?
         };
         if self.link.is_some()

@@ -140,6 +140,25 @@ fn sigterm_ends_the_attempt_at_the_end_of_an_order() {
 }
 
 #[test]
+fn weights_that_are_no_numbers_are_neither_saved_nor_published() {
+    for (order, folder) in [(save(1, "tiles/1"), "tiles/1"), (publish(1, "weights/v1"), "weights/v1")] {
+        let volume = Volume::new();
+        let mut diverging = config();
+        diverging.optimizer.lr = 1e39;
+        let orders = vec![train_order(&volume.store, Phase::Rl, 0, &samples(6, 41), 2, 2), order];
+        let conductor = conduct(RANDOM, diverging, 1, orders);
+        let ends: Vec<Failure> =
+            Attempt::new(&volume, 2, 1).run(&conductor).into_iter().map(|end| end.unwrap_err()).collect();
+        let to_blame: Vec<&Failure> = ends.iter().filter(|end| end.exit_code() == exit::USER_MUST_ACT).collect();
+        assert!(!to_blame.is_empty(), "{ends:?}");
+        let text = to_blame[0].to_string();
+        assert!(text.contains("not finite") && text.contains("optimizer.lr"), "{text}");
+        assert!(!volume.run_dir().join(folder).exists(), "{folder} is there");
+        assert_eq!(conductor.desk.lock().unwrap().reports.len(), 1, "only the step was reported");
+    }
+}
+
+#[test]
 fn settings_no_trainer_can_use_are_the_users_to_mend() {
     let volume = Volume::new();
     let mut bad = config();

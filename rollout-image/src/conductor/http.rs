@@ -114,16 +114,20 @@ impl Front {
         };
         match reply {
             Reply::Lease { grants, engines, abandon } => {
-                let leases =
-                    grants.into_iter().map(|grant| self.setup.rows.lease(grant)).collect::<anyhow::Result<Vec<_>>>();
-                match leases {
-                    Ok(leases) => Json(LeaseReply { conductor_epoch: self.inbox.epoch(), leases, engines, abandon })
-                        .into_response(),
-                    Err(error) => {
-                        tracing::error!("a lease cannot be given: {error:#}");
-                        self.refuse(RefusalKind::Unavailable, format!("{error:#}"))
+                let mut leases = Vec::with_capacity(grants.len());
+                for grant in grants {
+                    let (lease, task) = (grant.lease.clone(), grant.task);
+                    match self.setup.rows.lease(grant) {
+                        Ok(lease) => leases.push(lease),
+                        // One bad row is one failed group, and holds up nobody else.
+                        Err(error) => {
+                            let reason = format!("{error:#}");
+                            tracing::warn!(task, reason, "a row of the data cannot be used");
+                            self.inbox.post(Event::Unusable { lease, task, reason });
+                        }
                     }
                 }
+                Json(LeaseReply { conductor_epoch: self.inbox.epoch(), leases, engines, abandon }).into_response()
             }
             Reply::Renew(reply) => Json(reply).into_response(),
             Reply::Complete(reply) => Json(reply).into_response(),

@@ -39,7 +39,10 @@ impl Rows {
             kind: grant.kind,
             group_index: grant.task,
             prompt: row.prompt.clone(),
-            prompt_tokens: self.tokenizer.encode(&row.prompt)?,
+            prompt_tokens: self
+                .tokenizer
+                .encode(&row.prompt)
+                .with_context(|| format!("row {} of the data (from 0)", grant.row))?,
             label: row.label.clone(),
             samples: u32::try_from(grant.seeds.len())?,
             seeds: grant.seeds,

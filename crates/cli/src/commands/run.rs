@@ -221,6 +221,13 @@ fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_
     lines.push(format!("  log: {} (the other pods' are beside it)", log.display()));
     let commit = commit_of(status).map_or("no commit".into(), |commit| format!("the commit at {}", committed(commit)));
     lines.push(format!("  kept: {commit}, all finished groups and the journal, in {}", status.run_dir.display()));
-    lines.push("  fix: mend the cause, set a new spec.restart.token in the manifest, and run it again".into());
+    let given_up = status.progress.as_ref().is_some_and(|progress| progress.failure.is_some());
+    lines.push(match given_up {
+        // It is in the journal, and every attempt would meet it there.
+        true => {
+            "  fix: mend the cause, and start a new run: another metadata.name, or another folder with --state".into()
+        }
+        false => "  fix: mend the cause, set a new spec.restart.token in the manifest, and run it again".into(),
+    });
     lines.join("\n")
 }

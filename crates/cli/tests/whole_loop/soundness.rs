@@ -8,6 +8,8 @@ use straw::RealFs;
 
 use crate::local_run::{LocalRun, copy_folder, quickstart_manifest, signal};
 
+type Damage<'a> = &'a dyn Fn(&Path);
+
 fn verify(folder: &Path) -> (bool, String) {
     let out = Command::new(env!("CARGO_BIN_EXE_thresh")).args(["straw", "verify"]).arg(folder).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
@@ -51,7 +53,7 @@ fn verify_finds_damage_in_everything_the_journal_names() {
     let pack = format!("packs/{}.pack", record.pack);
     let tiles = state.commits.back().unwrap().commit.folder.clone();
     let weights = state.versions[&state.version].folder.clone();
-    let damages: [(&str, &dyn Fn(&Path)); 5] = [
+    let damages: [(&str, Damage); 5] = [
         (&record.pack, &|copy| flip(&copy.join(&pack), record.offset + record.len / 2)),
         ("packs", &|copy| fs::remove_dir_all(copy.join("packs")).unwrap()),
         ("journal", &|copy| fs::remove_dir_all(copy.join("journal")).unwrap()),

@@ -389,7 +389,11 @@ impl Pass<'_> {
         }
         let (restarts, failures) = (c.restarts_since_progress, c.failures_since_progress);
         let policy = &self.job.spec.trainer.failure_policy;
-        let delay = backoff::delay(policy, restarts, self.uid, a.id);
+        let mut delay = backoff::delay(policy, restarts, self.uid, a.id);
+        if outcome == Outcome::Stopped {
+            // The conductor told it to stop, and says why: that must be heard before another begins.
+            delay = delay.max(self.settings.poll_interval * 3);
+        }
         self.s.next_retry_time = (!delay.is_zero()).then(|| micro(later(self.now, delay)));
         match action {
             FailureAction::FailJob => self.finish(cond::FAILED, "FailJobRule", message),

@@ -18,6 +18,11 @@ impl Pass<'_> {
             self.wait("Suspended", "set spec.suspend: false to go on");
             return;
         }
+        // A trainer that was told to stop ends before anybody hears why; the next attempt would only hear the same.
+        if let Some(failure) = self.report().and_then(|r| r.failure.clone()) {
+            self.finish(cond::FAILED, "FailJobRule", &failure);
+            return;
+        }
         let open = self.gates();
         let waited = self.backed_off();
         if settled && open && waited {

@@ -111,15 +111,23 @@ fn warm_start(job: &RLJob, c: &mut Checks) {
 
 fn optimizer(o: &Optimizer, path: &str, c: &mut Checks) {
     let at = |f: &str| format!("{path}.{f}");
-    let not_negative = "must not be negative";
-    for (field, v) in [
-        ("lr", o.lr),
-        ("weightDecay", o.weight_decay),
-        ("clipGradNorm", o.clip_grad_norm),
-        ("schedule.minLr", o.schedule.min_lr),
-    ] {
-        c.rule(v >= 0.0, &at(field), not_negative, format!("{v} is negative"), "use 0 or more");
+    for (field, v) in [("lr", o.lr), ("weightDecay", o.weight_decay), ("schedule.minLr", o.schedule.min_lr)] {
+        let rule = "must be between 0 and 1";
+        c.rule(
+            (0.0..=1.0).contains(&v),
+            &at(field),
+            rule,
+            format!("{v} is not between 0 and 1"),
+            "use a value such as 1e-5",
+        );
     }
+    c.rule(
+        o.clip_grad_norm >= 0.0,
+        &at("clipGradNorm"),
+        "must not be negative",
+        format!("{} is negative", o.clip_grad_norm),
+        "use 0 or more",
+    );
     c.rule(
         o.betas.iter().all(|b| (0.0..1.0).contains(b)),
         &at("betas"),
@@ -139,11 +147,11 @@ fn optimizer(o: &Optimizer, path: &str, c: &mut Checks) {
 fn numbers(job: &RLJob, c: &mut Checks) {
     let s = &job.spec;
     c.rule(
-        s.sampling.temperature > 0.0,
+        (0.001..=1000.0).contains(&s.sampling.temperature),
         "spec.sampling.temperature",
-        "must be above 0",
+        "must be between 0.001 and 1000",
         format!("at temperature {} there is no policy to learn from", s.sampling.temperature),
-        "use 1.0, or any number above 0",
+        "use 1.0, or a number near it",
     );
     optimizer(&s.optimizer, "spec.optimizer", c);
     let a = &s.algorithm;

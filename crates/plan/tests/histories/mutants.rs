@@ -32,11 +32,6 @@ pub const MUTANTS: &[Mutant] = &[
         decide: unreachable,
         breaks: &[watch::ONE, watch::GONE],
     },
-    Mutant {
-        name: "pods that only the list shows are not waited for",
-        decide: list_unread,
-        breaks: &[watch::ONE, watch::GONE],
-    },
     Mutant { name: "a fence is taken for acknowledged when it is asked for", decide: fence, breaks: &[watch::FENCED] },
     Mutant {
         name: "a number is used again when its Job was never seen",
@@ -104,15 +99,6 @@ fn absence(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> P
 fn unreachable(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Planned {
     let mut world = world.clone();
     world.nodes.values_mut().for_each(|n| *n = NodeState::Gone);
-    decide(job, &world, now, settings)
-}
-
-fn list_unread(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Planned {
-    let mut world = world.clone();
-    let lost = world.nodes.clone();
-    if let Some(listing) = &mut world.listing {
-        listing.pods.retain(|pod| pod.node.as_ref().is_some_and(|node| lost.contains_key(node)));
-    }
     decide(job, &world, now, settings)
 }
 
