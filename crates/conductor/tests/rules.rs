@@ -14,7 +14,7 @@ use control::wire::{
 use world::{
     Faults, World,
     asks::{
-        claim, complete, granted, is_fenced, lease, next, quiet, report, settings, stranger, trained,
+        claim, complete, granted, is_fenced, lease, next, offer, quiet, report, settings, stranger, trained,
         waiting_for_groups,
     },
     config,
@@ -658,32 +658,10 @@ fn a_result_in_a_pack_that_was_collected_is_asked_for_again() {
     world.now += 3_600_000;
     world.now(|_| Event::PacksFound(vec![idle]));
     assert!(world.state().queue.retired().contains(&group.pack));
-    let offer = |world: &mut World, group: &straw::Ref| {
-        let grant = grant.clone();
-        let summary = GroupSummary {
-            group_index: grant.task,
-            rewards: vec![1.0, 0.0, 0.0, 1.0],
-            failed: 0,
-            version_min: world.state().version,
-            version_max: world.state().version,
-            response_tokens: 8,
-            tokens: 16,
-            generate_calls: 4,
-        };
-        let request = CompleteRequest {
-            worker: worker.clone(),
-            lease: grant.lease,
-            task: grant.task,
-            submission: "test/collected".to_owned(),
-            group: group.clone(),
-            summary,
-        };
-        world.now(|reply| Event::Complete(reply, Box::new(request))).1
-    };
-    let refused = offer(&mut world, &group);
+    let refused = offer(&mut world, worker.clone(), &grant, group.clone(), |_| {});
     assert!(matches!(refused, Some(Reply::Refused(refusal)) if refusal.kind == RefusalKind::PackCollected));
     let other = straw::Ref { pack: "another-pack".to_owned(), ..group };
-    let accepted = offer(&mut world, &other);
+    let accepted = offer(&mut world, worker, &grant, other, |_| {});
     assert!(matches!(accepted, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted), "published again");
 }
 

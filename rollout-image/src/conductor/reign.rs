@@ -170,10 +170,17 @@ fn reaches_out(command: &Command) -> bool {
     )
 }
 
+/// Whether it may pass with time. Who may not write will not be let later either: that is an error, and must be seen.
 fn is_of_the_volume(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause.downcast_ref::<straw::Error>().is_some_and(straw::Error::is_retryable) || cause.is::<std::io::Error>()
-    })
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    let verdict = error.chain().find_map(|cause| match cause.downcast_ref::<straw::Error>() {
+        Some(error) => Some(error.is_retryable()),
+        None => {
+            let error = cause.downcast_ref::<std::io::Error>()?;
+            Some(!matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem))
+        }
+    });
+    verdict.unwrap_or(false)
 }
 
 fn superseded(error: &straw::Error) -> anyhow::Error {
@@ -433,4 +440,25 @@ fn decode_snapshot(bytes: &[u8]) -> anyhow::Result<(State, Audit, u64)> {
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_is_full_is_waited_for_and_one_that_may_not_be_written_is_not() {
+        let io = |kind: std::io::ErrorKind| std::io::Error::from(kind);
+        let journal = |kind| straw::Error::Io { action: "create", path: "journal".to_owned(), source: io(kind) };
+        for (kind, waits) in [
+            (std::io::ErrorKind::StorageFull, true),
+            (std::io::ErrorKind::NotConnected, true),
+            (std::io::ErrorKind::PermissionDenied, false),
+            (std::io::ErrorKind::ReadOnlyFilesystem, false),
+        ] {
+            assert_eq!(is_of_the_volume(&anyhow::Error::from(journal(kind)).context("claiming")), waits, "{kind}");
+            assert_eq!(is_of_the_volume(&anyhow::Error::from(io(kind)).context("steps.jsonl")), waits, "{kind}");
+        }
+        assert!(!is_of_the_volume(&anyhow::anyhow!("superseded")));
+    }
 }

@@ -4,6 +4,7 @@ use conductor::{Event, Grant, Reply, SettingsAsked};
 use control::wire::{
     CompleteRequest, GroupSummary, LeaseRequest, NextRequest, RefusalKind, Report, ReportRequest, WorkerId,
 };
+use straw::Ref;
 
 use super::{Faults, World, config};
 
@@ -54,6 +55,18 @@ pub fn complete(
     grant: &Grant,
     edit: impl FnOnce(&mut GroupSummary),
 ) -> Option<Reply> {
+    let group = world.new_ref();
+    offer(world, worker, grant, group, edit)
+}
+
+/// As [`complete`], with the record at `group`.
+pub fn offer(
+    world: &mut World,
+    worker: WorkerId,
+    grant: &Grant,
+    group: Ref,
+    edit: impl FnOnce(&mut GroupSummary),
+) -> Option<Reply> {
     let version = world.state().version;
     let mut summary = GroupSummary {
         group_index: grant.task,
@@ -67,8 +80,7 @@ pub fn complete(
     };
     edit(&mut summary);
     let (lease, task) = (grant.lease.clone(), grant.task);
-    let request =
-        CompleteRequest { worker, lease, task, submission: format!("test/{task}"), group: world.new_ref(), summary };
+    let request = CompleteRequest { worker, lease, task, submission: format!("test/{task}"), group, summary };
     world.now(|reply| Event::Complete(reply, Box::new(request))).1
 }
 
