@@ -40,7 +40,7 @@ pub mod volume;
 
 pub use algorithm::{Algorithm, AlgorithmName, Kl, KlKind, LossReduction, StdKind, Tis};
 pub use checkpoint::{Checkpoint, Eval};
-pub use crds::crds;
+pub use crds::{crds, definition};
 pub use data::{Data, Reward, RewardKind, WarmStart};
 pub use model::{Init, InitKind, Model, ModelRef, Storage};
 pub use optimizer::{Optimizer, Schedule, ScheduleKind};

@@ -18,7 +18,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod address;
-pub mod conductor_link;
 pub mod container;
 pub mod controllers;
 mod error;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::{RLJob, RolloutPool, ServingCluster, conditions as cond, labels};
+use conductor_link::{ConductorLink, Order, Target, report};
 use control::wire::Progress;
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -17,14 +18,15 @@ use plan::{
 };
 
 use crate::{
-    conductor_link::{ConductorLink, Order, Target, report},
-    error::Result,
+    error::{Error, Result},
     node::{Health, Node},
     objects::{self, Table, name},
 };
 
 /// Passes in a row before the rest waits for the next turn; a plan that never comes to rest is a bug that must not spin.
 const PASSES: usize = 50;
+/// How often the conductor is asked for its progress.
+const ASK: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Objects of our own kinds, and what it takes to act on them.
 #[derive(Debug)]
@@ -48,12 +50,14 @@ impl Operator {
     pub fn open(node: &Node, settings: Settings) -> Result<Self> {
         let folder = node.folder().objects();
         let names = control::names::Names::with_hosts(node.folder().hosts());
+        let http = control::names::http_client(names)
+            .map_err(|error| Error::Spawn { program: "HTTP client".into(), source: std::io::Error::other(error) })?;
         Ok(Self {
             jobs: objects::table(&folder)?,
             servings: objects::table(&folder)?,
             pools: objects::table(&folder)?,
             settings,
-            link: ConductorLink::start(names)?,
+            link: ConductorLink::start(http, ASK),
             listing: None,
             succeeded: BTreeSet::new(),
             requeue: None,

@@ -1,5 +1,14 @@
-//! The operator's line to the conductor: its progress, polled, and orders, in a task of their own, so that a conductor that
+//! The operator's line to a conductor: its progress, polled, and orders, in a task of their own, so that a conductor that
 //! hangs holds nobody up.
+//!
+//! The same for an operator in a cluster and for the one on a laptop: what differs is who finds the address, and how often
+//! it is asked.
+//!
+//! Invariant: what a conductor said before a question was asked is never taken for the answer to it
+//! ([`ConductorLink::refresh`], [`ConductorLink::is_fresh`]).
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 use std::time::Duration;
 
@@ -14,9 +23,6 @@ use tokio::{
     time::{interval, timeout},
 };
 
-use crate::error::{Error, Result};
-
-const POLL: Duration = Duration::from_millis(100);
 /// A conductor that is silent for longer does not answer.
 const ANSWER: Duration = Duration::from_secs(2);
 const ORDERS: usize = 16;
@@ -64,19 +70,15 @@ pub struct ConductorLink {
 }
 
 impl ConductorLink {
-    /// Starts the task; it polls nobody until it has a target.
-    ///
-    /// # Errors
-    /// [`Error::Spawn`] when no HTTP client can be made.
-    pub fn start(names: control::names::Names) -> Result<Self> {
-        let http = control::names::http_client(names)
-            .map_err(|error| Error::Spawn { program: "HTTP client".into(), source: std::io::Error::other(error) })?;
+    /// Starts the task, which asks once every `poll`; it asks nobody until it has a target.
+    #[must_use]
+    pub fn start(http: reqwest::Client, poll: Duration) -> Self {
         let (target, targets) = watch::channel(None);
         let (asked, questions) = watch::channel(0);
         let (tell, seen) = watch::channel(Seen::default());
         let (orders, inbox) = mpsc::channel(ORDERS);
-        let task = tokio::spawn(work(http, targets, questions, inbox, tell));
-        Ok(Self { target, asked, seen, orders, task })
+        let task = tokio::spawn(work(http, poll, targets, questions, inbox, tell));
+        Self { target, asked, seen, orders, task }
     }
 
     /// Follows the conductor to where it is now.
@@ -112,9 +114,26 @@ impl ConductorLink {
         }
     }
 
+    /// A listener of its own, for a task that only passes the news on.
+    #[must_use]
+    pub fn news(&self) -> News {
+        News(self.seen.clone())
+    }
+
     /// Sends an order; false when too many wait already.
     pub fn order(&self, order: Order) -> bool {
         self.orders.try_send(order).is_ok()
+    }
+}
+
+/// Tells when a link has news.
+#[derive(Debug)]
+pub struct News(watch::Receiver<Seen>);
+
+impl News {
+    /// Waits for news; false when the link is gone. Cancel-safe.
+    pub async fn changed(&mut self) -> bool {
+        self.0.changed().await.is_ok()
     }
 }
 
@@ -126,13 +145,14 @@ impl Drop for ConductorLink {
 
 async fn work(
     http: reqwest::Client,
+    poll: Duration,
     mut targets: watch::Receiver<Option<Target>>,
     mut questions: watch::Receiver<u64>,
     mut orders: mpsc::Receiver<Order>,
     tell: watch::Sender<Seen>,
 ) {
     let epochs = EpochMemory::default();
-    let mut ticks = interval(POLL);
+    let mut ticks = interval(poll);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -235,6 +255,11 @@ mod tests {
         EngineProgress { name: "e".into(), url: "u".into(), live, admitted: true, version }
     }
 
+    fn link() -> ConductorLink {
+        let http = control::names::http_client(control::names::Names::default()).unwrap();
+        ConductorLink::start(http, Duration::from_millis(100))
+    }
+
     #[test]
     fn before_the_first_publication_a_live_engine_is_ready_and_after_it_only_a_current_one() {
         let mut progress = Progress { engines: vec![engine(true, 0), engine(false, 0)], ..Default::default() };
@@ -248,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_conductor_that_is_not_there_is_unreachable_and_orders_do_not_wait_for_it() {
-        let link = ConductorLink::start(control::names::Names::default()).unwrap();
+        let link = link();
         link.follow(Some(Target { url: "http://127.0.0.1:1".into(), token: "t".into() }));
         assert!(link.order(Order::Checkpoint { id: "a".into(), attempt: 1, then_stop: true }));
         tokio::time::sleep(Duration::from_millis(150)).await;
@@ -257,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_fresh_answer_is_one_to_a_question_asked_after_it_was_wanted() {
-        let mut link = ConductorLink::start(control::names::Names::default()).unwrap();
+        let mut link = link();
         assert!(link.is_fresh());
         link.refresh();
         assert!(!link.is_fresh(), "what was heard before does not count");

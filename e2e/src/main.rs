@@ -1,0 +1,42 @@
+//! Tests on a real cluster: the shipped images, the shipped chart, real nodes.
+//!
+//! Each test has a namespace of its own, a name that says the rule, and a deadline. What failed leaves its objects, events and
+//! logs in `target/e2e/NAME/`. The last line is `e2e: N passed, N failed`, and `, N skipped`, each of those with its reason.
+
+#![forbid(unsafe_code)]
+// The report is what this program is for.
+#![allow(clippy::print_stdout)]
+
+mod evidence;
+mod harness;
+mod load;
+mod node;
+mod operator;
+mod run;
+mod stage;
+mod tests;
+
+use clap::Parser;
+
+/// Runs the end-to-end tests.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Only tests whose name contains one of these.
+    filter: Vec<String>,
+    /// Names, and nothing else.
+    #[arg(long)]
+    list: bool,
+    /// Tests at a time, of those that may run beside others.
+    #[arg(long, default_value_t = 2)]
+    parallel: usize,
+    /// Keep namespaces of tests that failed.
+    #[arg(long)]
+    keep: bool,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let failed = harness::run(tests::all(), &args.filter, args.list, args.parallel, args.keep).await?;
+    std::process::exit(i32::from(failed > 0));
+}

@@ -1,0 +1,59 @@
+//! What happens to machines: processes killed, nodes lost and healed, volumes gone.
+
+use std::process::Command;
+
+use anyhow::{Context as _, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::stage::repository;
+
+/// Runs a command of the cluster's own script.
+///
+/// # Errors
+/// When it fails; with its words.
+pub fn cluster(args: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new(repository().join("e2e/cluster/cluster.sh")).args(args).output().context("cluster.sh")?;
+    if !output.status.success() {
+        bail!("cluster.sh {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Pids on this machine of the containers of a pod, by the uid in their cgroup.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn pids(pod: &Pod) -> anyhow::Result<Vec<u32>> {
+    let uid = pod.metadata.uid.clone().context("a pod without uid")?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A process may end while it is looked at.
+        let Ok(groups) = std::fs::read_to_string(entry.path().join("cgroup")) else { continue };
+        let program = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if groups.contains(&uid) && program.trim() != "pause" {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Sends a signal to processes whose command line begins with `program`, in a pod of this machine.
+///
+/// # Errors
+/// When there is none.
+pub fn signal(pod: &Pod, program: &str, signal: &str) -> anyhow::Result<u32> {
+    let mut hit = 0;
+    for pid in pids(pod)? {
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&command).starts_with(program) {
+            let sent = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status()?;
+            ensure!(sent.success(), "kill -{signal} {pid}");
+            hit += 1;
+        }
+    }
+    ensure!(hit > 0, "no process {program} in pod {}", pod.metadata.name.as_deref().unwrap_or_default());
+    Ok(hit)
+}

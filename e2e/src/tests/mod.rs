@@ -1,0 +1,10 @@
+//! The tests, by what they are about.
+
+mod lifecycle;
+
+use crate::harness::Test;
+
+/// All of them, in the order they are reported.
+pub fn all() -> Vec<Test> {
+    lifecycle::tests()
+}

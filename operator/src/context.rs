@@ -1,0 +1,193 @@
+//! What every reconcile shares.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use api::{RLJob, RolloutPool, ServingCluster};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, StatefulSet},
+    batch::v1::Job,
+    core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service},
+};
+use kube::{
+    Client, Resource,
+    core::error_boundary::DeserializeGuard,
+    runtime::reflector::{ObjectRef, Store},
+};
+use plan::Settings;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::{cache::Cache, events::Events, links::Links, metrics::Metrics};
+
+/// One of our own objects; one that cannot be decoded must not stop the watch of the others.
+pub type Guarded<K> = DeserializeGuard<K>;
+/// Asks for a look at an object.
+pub type Requests<K> = UnboundedSender<ObjectRef<Guarded<K>>>;
+
+/// What every reconcile of one set of namespaces shares.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// Inputs of `decide`.
+    pub settings: Settings,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// For people.
+    pub events: Events,
+    /// Lines to conductors.
+    pub links: Links,
+    /// Children and what else is watched.
+    pub caches: Caches,
+    /// Our own kinds.
+    pub stores: Stores,
+    /// Asks for a look at one of our own objects.
+    pub requests: AllRequests,
+    /// Writes of ours that the watch has not brought back yet, and failures in a row.
+    pub rljobs: Memory<RLJob>,
+    /// The same of ServingClusters.
+    pub servings: Memory<ServingCluster>,
+    /// The same of RolloutPools.
+    pub pools: Memory<RolloutPool>,
+    /// The served CRDs have what we need. Nothing is touched otherwise.
+    pub schema_is_current: AtomicBool,
+    /// Requests are made only while somebody works on them.
+    pub active: AtomicBool,
+}
+
+impl Context {
+    /// True while reconcilers run.
+    pub fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+}
+
+/// Children and what else is watched, by kind.
+pub struct Caches {
+    /// Trainer, conductor, engines, workers.
+    pub pods: Cache<Pod>,
+    /// Attempts.
+    pub jobs: Cache<Job>,
+    /// Conductors' and attempts'.
+    pub config_maps: Cache<ConfigMap>,
+    /// All of ours.
+    pub services: Cache<Service>,
+    /// Conductors, engines, workers.
+    pub stateful_sets: Cache<StatefulSet>,
+    /// Workers.
+    pub daemon_sets: Cache<DaemonSet>,
+    /// All claims.
+    pub claims: Cache<PersistentVolumeClaim>,
+    /// All nodes.
+    pub nodes: Cache<Node>,
+}
+
+/// Our own kinds.
+pub struct Stores {
+    /// RLJobs.
+    pub rljobs: Store<Guarded<RLJob>>,
+    /// ServingClusters.
+    pub servings: Store<Guarded<ServingCluster>>,
+    /// RolloutPools.
+    pub pools: Store<Guarded<RolloutPool>>,
+}
+
+/// Asks for a look at one of our own objects.
+pub struct AllRequests {
+    /// RLJobs.
+    pub rljobs: Requests<RLJob>,
+    /// ServingClusters.
+    pub servings: Requests<ServingCluster>,
+    /// RolloutPools.
+    pub pools: Requests<RolloutPool>,
+}
+
+/// What is remembered of objects of one kind between two looks. None of it decides anything: it only saves a refused write,
+/// and spaces out what fails.
+pub struct Memory<K>(Mutex<HashMap<String, Remembered<K>>>);
+
+struct Remembered<K> {
+    /// The object as our last write left it, and the version it was made from.
+    written: Option<(String, K)>,
+    failures: u32,
+    /// What its Secret holds.
+    token: Option<String>,
+}
+
+impl<K> Default for Memory<K> {
+    fn default() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Resource + Clone> Memory<K> {
+    fn with<T>(&self, uid: &str, act: impl FnOnce(&mut Remembered<K>) -> T) -> T {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = || Remembered { written: None, failures: 0, token: None };
+        act(all.entry(uid.to_owned()).or_insert_with(fresh))
+    }
+
+    /// The object as we last wrote it, if the watch shows the version that write was made from; else as the watch shows it.
+    pub fn latest(&self, seen: &K) -> K {
+        let meta = seen.meta();
+        let Some(uid) = &meta.uid else { return seen.clone() };
+        self.with(uid, |one| match &one.written {
+            Some((from, object)) if Some(from) == meta.resource_version.as_ref() => object.clone(),
+            _ => seen.clone(),
+        })
+    }
+
+    /// Takes note of a write.
+    pub fn wrote(&self, from: &K, object: &K) {
+        let (Some(uid), Some(version)) = (&from.meta().uid, &from.meta().resource_version) else { return };
+        self.with(uid, |one| {
+            // A chain of writes before the watch catches up: it still shows the first version.
+            let first = match &one.written {
+                Some((first, last)) if last.meta().resource_version.as_ref() == Some(version) => first.clone(),
+                _ => version.clone(),
+            };
+            one.written = Some((first, object.clone()));
+        });
+    }
+
+    /// True if this is what we wrote ourselves.
+    pub fn is_own(&self, seen: &K) -> bool {
+        let meta = seen.meta();
+        let Some(uid) = &meta.uid else { return false };
+        self.with(uid, |one| {
+            one.written.as_ref().is_some_and(|(_, last)| last.meta().resource_version == meta.resource_version)
+        })
+    }
+
+    /// One more failure in a row; how many that makes.
+    pub fn failed(&self, uid: &str) -> u32 {
+        self.with(uid, |one| {
+            one.failures = one.failures.saturating_add(1);
+            one.failures
+        })
+    }
+
+    /// No failure.
+    pub fn succeeded(&self, uid: &str) {
+        self.with(uid, |one| one.failures = 0);
+    }
+
+    /// What its Secret holds, if it was read before.
+    pub fn token(&self, uid: &str) -> Option<String> {
+        self.with(uid, |one| one.token.clone())
+    }
+
+    /// Takes note of what its Secret holds.
+    pub fn set_token(&self, uid: &str, token: &str) {
+        self.with(uid, |one| one.token = Some(token.to_owned()));
+    }
+
+    /// The object is gone.
+    pub fn forget(&self, uid: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}

@@ -1,0 +1,107 @@
+//! Lines to the conductors of the runs that have one.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use conductor_link::{ConductorLink, Order, Target, report};
+use k8s_openapi::api::core::v1::Pod;
+use plan::{Conductor, build, pod_facts};
+use tokio::task::JoinHandle;
+
+/// How often a conductor is asked for its progress.
+const ASK: Duration = Duration::from_secs(1);
+
+/// All lines, by uid of the run.
+pub struct Links {
+    http: reqwest::Client,
+    lines: Mutex<HashMap<String, Line>>,
+}
+
+struct Line {
+    link: ConductorLink,
+    /// Passes news on.
+    teller: JoinHandle<()>,
+    /// Trainer pods known to have ended well.
+    succeeded: BTreeSet<String>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.teller.abort();
+    }
+}
+
+impl Links {
+    /// None yet.
+    ///
+    /// # Errors
+    /// When no HTTP client can be made.
+    pub fn new() -> reqwest::Result<Self> {
+        let http = control::names::http_client(control::names::Names::default())?;
+        Ok(Self { http, lines: Mutex::new(HashMap::new()) })
+    }
+
+    fn with<T>(&self, uid: &str, tell: impl Fn() + Send + 'static, act: impl FnOnce(&mut Line) -> T) -> T {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = lines.entry(uid.to_owned()).or_insert_with(|| {
+            let link = ConductorLink::start(self.http.clone(), ASK);
+            let mut news = link.news();
+            let teller = tokio::spawn(async move {
+                while news.changed().await {
+                    tell();
+                }
+            });
+            Line { link, teller, succeeded: BTreeSet::new() }
+        });
+        act(line)
+    }
+
+    /// Follows the conductor to the pod it is in now, and says what it last said. `None`: a trainer pod has ended well since,
+    /// and what the conductor said before does not count; there will be news. `tell` is called at news.
+    pub fn hear(&self, uid: &str, pods: &[Pod], token: &str, tell: impl Fn() + Send + 'static) -> Option<Conductor> {
+        let succeeded: BTreeSet<String> = pods
+            .iter()
+            .filter(|p| pod_facts::role(p) == "trainer" && pod_facts::phase(p) == "Succeeded")
+            .map(|p| pod_facts::uid(p).to_owned())
+            .collect();
+        self.with(uid, tell, |line| {
+            line.link.follow(target(pods, token));
+            if !succeeded.is_subset(&line.succeeded) {
+                line.link.refresh();
+            }
+            line.succeeded = succeeded;
+            if !line.link.is_fresh() {
+                return None;
+            }
+            Some(match line.link.progress() {
+                Some(progress) => Conductor::Report(Box::new(report(&progress))),
+                None => Conductor::Unreachable,
+            })
+        })
+    }
+
+    /// Sends an order; a lost one is planned again.
+    pub fn order(&self, uid: &str, order: Order) {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = lines.get(uid) {
+            line.link.order(order);
+        }
+    }
+
+    /// The run is gone.
+    pub fn forget(&self, uid: &str) {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+/// Where the conductor is; the youngest pod, should a lost node still show an older one.
+fn target(pods: &[Pod], token: &str) -> Option<Target> {
+    let pod = pods.iter().filter(|p| pod_facts::role(p) == "conductor" && !pod_facts::ended(p)).max_by_key(|p| {
+        (p.metadata.deletion_timestamp.is_none(), p.metadata.creation_timestamp.as_ref().map(|t| t.0))
+    })?;
+    let address = pod.status.as_ref()?.pod_ip.as_ref()?;
+    Some(Target { url: format!("http://{address}:{}", build::CONDUCTOR_PORT), token: token.to_owned() })
+}

@@ -1,0 +1,42 @@
+//! The operator of Thresh.
+//!
+//! What it is: the hands and eyes of `plan` on a Kubernetes cluster. For each RLJob, ServingCluster and RolloutPool: read what
+//! is there (`dereference`), let `plan` decide, write the status, carry out the actions, tell people.
+//!
+//! What it is **not**: it decides nothing itself, keeps nothing that matters in memory, and never lists a Secret.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod apply;
+mod args;
+mod cache;
+mod context;
+mod error;
+mod events;
+mod kind;
+mod leader;
+mod links;
+mod metrics;
+mod nodes;
+mod pool;
+mod reconcile;
+mod rljob;
+mod run;
+mod schema;
+mod secrets;
+mod serving;
+mod slim;
+mod uninstall;
+mod watches;
+
+use clap::Parser;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    control::log::init();
+    match args::Cli::parse().command {
+        args::Command::Run(args) => run::run(args).await,
+        args::Command::Uninstall(args) => uninstall::uninstall(args).await,
+    }
+}
