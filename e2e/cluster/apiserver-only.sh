@@ -22,11 +22,13 @@ stop() {
   rm -rf "$dir"/{etcd,pki,kubeconfig,server,audit-policy.yaml}
 }
 
+listens() { [ -n "$(ss -Hltn "sport = :$1")" ]; }
+
 free_port() {
   local port
   while :; do
     port=$((20000 + RANDOM % 12000))   # below the range that the kernel hands out by itself
-    [ -n "$(ss -Hltn "sport = :$port")" ] || { echo "$port"; return; }
+    listens "$port" || { echo "$port"; return; }
   done
 }
 
@@ -52,14 +54,16 @@ start_server() {
   # shellcheck disable=SC2046
   start kube-apiserver kube-apiserver $(apiserver_arguments "$client" 127.0.0.1 "$port" "$dir/audit-policy.yaml" "$dir/audit.jsonl") \
     --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --endpoint-reconciler-type=none
-  wait_for "the API server" 120 kube-apiserver api_ready "$server"
+  wait_for "the API server's port" 60 kube-apiserver listens "$port"
   flock -u 9
+  wait_for "the API server" 120 kube-apiserver api_ready "$server"
   pki_kubeconfig admin "$server" "$dir/kubeconfig"
 }
 
 case $command in
   start)
     trap '[ $? = 0 ] || stop' EXIT
+    trap 'exit 1' INT TERM
     start_server
     echo "$dir/kubeconfig"
     ;;

@@ -56,7 +56,7 @@ daemons() {
 
 dead_daemons() {
   local name
-  for name in $(daemons); do alive "$name" || echo "$name"; done
+  for name in $(daemons); do alive "$name" || printf '%s ' "$name"; done
 }
 
 dns_ready() { as_admin -n kube-system wait --for=condition=Available deployment/coredns --timeout=0s; }
@@ -71,14 +71,16 @@ up() { # NODES
       say "up already, $nodes node(s), KUBECONFIG=$kubeconfig"
       return
     fi
-    say "the last one died (${dead:-its API server does not answer}); starting anew"
+    say "the last one is broken (${dead:+dead: }${dead:-no answer from the API server}); starting anew"
   fi
   preflight
   tools=$("$here/../tools/cache.sh" tools)
   [ "${JUICEFS:-1}" = 0 ] || "$here/../tools/cache.sh" juicefs > /dev/null
+  [ "${KUEUE:-}" != 1 ] || "$here/../tools/cache.sh" kueue > /dev/null
   export PATH=$tools:$PATH
   SECONDS=0
-  trap 'up_failed' EXIT
+  trap up_failed EXIT
+  trap 'exit 1' INT TERM
   remove
   mkdir -p "$run" "$logs"
   rm -f "$logs"/*
@@ -111,12 +113,12 @@ up() { # NODES
   wait_for "CoreDNS" 60 kube-controller-manager dns_ready
   forward_start
   touch "$run/up"
-  trap - EXIT
+  trap - EXIT INT TERM
   say "up after $SECONDS s, $nodes node(s), KUBECONFIG=$kubeconfig"
 }
 
 up_failed() {
-  trap - EXIT
+  trap - EXIT INT TERM
   remove
   echo "cluster: it did not come up and was taken away; the logs are in $logs" >&2
   exit 1
@@ -135,11 +137,13 @@ status() {
 
 # One command at a time changes the cluster.
 alone() {
+  need_root
   exec 8> /run/thresh-e2e.lock
   flock -n 8 || { say "another command is at work; waiting"; flock 8; }
 }
 
 running() {
+  need_root
   is_up || die "no cluster is up"
   tools=$(cat "$run/tools")
   export PATH=$tools:$PATH
@@ -161,7 +165,7 @@ case $command in
     up "${1:-1}"
     ;;
   down) alone; remove; say "down" ;;
-  status) ! is_up || running; status ;;
+  status) if is_up; then running; fi; status ;;
   load) running; load "$@" ;;
   run)
     running

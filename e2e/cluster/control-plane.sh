@@ -1,6 +1,6 @@
 # etcd, the API server, controller-manager and scheduler. Sourced by cluster.sh and, for its arguments, by apiserver-only.sh.
 
-# Who wrote what, and who read what: each request's metadata, but for the control plane's own reads and the nodes' heartbeats.
+# Who wrote what, and who read what: each request's metadata, but for the control plane's own reads and heartbeats.
 audit_policy() { # FILE
   cat > "$1" << 'END'
 apiVersion: audit.k8s.io/v1
@@ -9,6 +9,7 @@ omitStages: [RequestReceived]
 rules:
 - {level: None, nonResourceURLs: ["/readyz*", "/livez*", "/healthz*", "/version", "/openapi*", "/api", "/api/*", "/apis", "/apis/*"]}
 - {level: None, userGroups: ["system:nodes"], resources: [{group: coordination.k8s.io}]}
+- {level: None, users: ["system:apiserver"], resources: [{group: coordination.k8s.io}]}
 - level: None
   verbs: [get, list, watch]
   users: ["system:apiserver", "system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy"]

@@ -51,11 +51,12 @@ juicefs_detach() {
 }
 
 juicefs_end() { # fails where no client runs
-  local processes
+  local processes parent=
   read -ra processes <<< "$(juicefs_processes)"
-  [ ${#processes[@]} -gt 0 ] || return 1
-  kill -9 "${processes[@]}" 2> /dev/null || true
-  rm -f "$run/juicefs.pid" "/tmp/fuse_fd_comm.${processes[0]}"   # a socket of the client's, whatever TMPDIR says
+  read -r parent _ 2> /dev/null < "$run/juicefs.pid" || true
+  [ ${#processes[@]} = 0 ] || kill -9 "${processes[@]}" 2> /dev/null || true
+  rm -f "$run/juicefs.pid" "/tmp/fuse_fd_comm.$parent"   # a socket of the client's, whatever TMPDIR says
+  [ ${#processes[@]} -gt 0 ]
 }
 
 # The client dies: readers get "Transport endpoint is not connected".

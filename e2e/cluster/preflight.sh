@@ -9,8 +9,11 @@ cgroup_roots() {
   fi
 }
 
-preflight() {
+need_root() {
   [ "$(id -u)" = 0 ] || die "namespaces, mounts and cgroups need root: run this as root, or set KUBECONFIG to a cluster of yours"
+}
+
+preflight() {
   local program missing=() root
   for program in containerd runc iptables conntrack ethtool socat jq openssl curl ip nsenter flock fusermount3 pgrep; do
     command -v $program > /dev/null || missing+=("$program")

