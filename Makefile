@@ -4,7 +4,7 @@ STATE ?= runs/sort5-grpo
 KILLS ?= 24
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: quickstart build test test-oracle fmt lint crds chaos bench bench-straw bench-core bench-rollout
+.PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout
 
 build:
 	$(CARGO) build --release
@@ -59,3 +59,11 @@ target/bench/torch:
 crds: build
 	target/release/thresh crds --out crds
 
+# What in the charts comes from elsewhere: the definitions from crds/, the table of values in the docs from values.yaml.
+charts:
+	./charts/sync-crds.sh
+	./charts/values-table.sh
+
+# Needs helm and jq; with KUBECONFIG it asks that API server, too.
+test-charts:
+	./charts/tests/run.sh
