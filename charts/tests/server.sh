@@ -161,15 +161,23 @@ spec:
   accelerator: {vendor: cpu}
   engine: {kind: Native}
 E
-serve() { # NAMESPACE WRITER [OWNER'S UID]: a ServingCluster that nobody writes (null), or that a run does
+# Two runs that exist, so that no garbage collector takes what they own.
+sed "s/^  name: sort5-grpo$/  name: chess/" ../examples/quickstart/rljob.yaml >"$work/chess.yaml"
+sed "s/^  name: sort5-grpo$/  name: checkers/" ../examples/quickstart/rljob.yaml >"$work/checkers.yaml"
+uid() { kubectl get rljob -n "$namespace" "$1" -o jsonpath='{.metadata.uid}'; }
+runs() {
+    kubectl apply --validate=strict -n "$namespace" -f "$work/chess.yaml" -f "$work/checkers.yaml" || return 1
+    chess=$(uid chess)
+    writer='{"rljob":"chess","uid":"'$chess'"}'
+}
+serve() { # NAMESPACE WRITER [OWNER]: a ServingCluster that nobody writes (null), or that a run does
     sed "s/namespace: $namespace/namespace: $1/" "$work/serving.yaml" | kubectl apply --validate=strict -f - || return 1
     kubectl annotate -n "$1" servingcluster engines thresh.dev/force-delete- >/dev/null || return 1
     local owners=null
-    [ -z "${3:-}" ] || owners='[{"apiVersion":"thresh.dev/v1alpha1","kind":"RLJob","name":"owner","uid":"'$3'","blockOwnerDeletion":false}]'
+    [ -z "${3:-}" ] || owners='[{"apiVersion":"thresh.dev/v1alpha1","kind":"RLJob","name":"'$3'","uid":"'$(uid "$3")'","blockOwnerDeletion":false}]'
     kubectl patch -n "$1" servingcluster engines --type merge -p '{"metadata":{"ownerReferences":'"$owners"'}}' || return 1
     kubectl patch -n "$1" servingcluster engines --subresource status --type merge -p '{"status":{"weights":{"writer":'"$2"'}}}'
 }
-writer='{"rljob":"chess","uid":"11111111-aaaa"}'
 delete_it() { kubectl delete --dry-run=server -n "$namespace" servingcluster engines "$@"; }
 is_refused() { ! kubectl delete --dry-run=server -n "$1" servingcluster engines; }
 refuses() { # WORDS... -- ARGUMENTS: the deletion is refused, and the answer holds all the words
@@ -184,7 +192,7 @@ held() {
     serve "$namespace" "$writer" || return 1
     # The policy is known a moment after it is made.
     until_true 30 refuses forbidden -- || return 1
-    refuses forbidden "RLJob chess" "uid 11111111-aaaa" "kubectl annotate -n $namespace servingcluster engines thresh.dev/force-delete=true" --
+    refuses forbidden "RLJob chess" "uid $chess" "kubectl annotate -n $namespace servingcluster engines thresh.dev/force-delete=true" --
 }
 collection() {
     local said
@@ -197,7 +205,7 @@ collection() {
 controllers=system:serviceaccount:kube-system
 as() { printf '%s\n' --as "$1" --as-group system:masters; }
 collector_follows_the_writer() {
-    serve "$namespace" "$writer" 11111111-aaaa || return 1
+    serve "$namespace" "$writer" chess || return 1
     local user
     for user in $controllers:generic-garbage-collector system:kube-controller-manager; do
         # shellcheck disable=SC2046
@@ -206,7 +214,7 @@ collector_follows_the_writer() {
     refuses "RLJob chess" --
 }
 collector_waits_for_another() {
-    serve "$namespace" "$writer" 22222222-bbbb || return 1
+    serve "$namespace" "$writer" checkers || return 1
     # shellcheck disable=SC2046
     refuses "RLJob chess" -- $(as $controllers:generic-garbage-collector)
 }
@@ -244,6 +252,7 @@ asked_twice() {
     delete_it || return 1
     kubectl patch -n "$namespace" servingcluster engines --type merge -p '{"metadata":{"finalizers":null}}'
 }
+check "server: takes the quickstart's RLJob" runs
 check "guard: a ServingCluster that a run writes is not deleted, and the answer names the run" held
 check "guard: nor with all the others of its namespace" collection
 check "guard: the garbage collector may follow the run that owned and wrote it" collector_follows_the_writer
@@ -255,6 +264,32 @@ check "guard: without a writer anybody may" idle
 check "guard: without a status anybody may" no_status
 check "guard: asking twice is no fault" asked_twice
 check "guard: what lies in a namespace that is deleted may go" in_a_namespace_that_goes
+
+# The controllers themselves, where they run.
+gone() { [ -z "$(kubectl get -n "$1" "$2" "$3" --ignore-not-found -o name)" ]; }
+collected() {
+    serve "$namespace" "$writer" chess && kubectl delete rljob -n "$namespace" chess || return 1
+    until_true 30 gone "$namespace" servingcluster engines
+}
+collected_later() {
+    runs && serve "$namespace" "$writer" checkers && kubectl delete rljob -n "$namespace" checkers || return 1
+    sleep 5
+    ! gone "$namespace" servingcluster engines || { echo "was collected"; return 1; }
+    [ -z "$(kubectl get -n "$namespace" servingcluster engines -o jsonpath='{.metadata.deletionTimestamp}')" ] || { echo "is being deleted"; return 1; }
+    kubectl patch -n "$namespace" servingcluster engines --subresource status --type merge -p '{"status":{"weights":{"writer":null}}}' || return 1
+    # It asks again later each time.
+    until_true 60 gone "$namespace" servingcluster engines
+}
+namespace_gone() { until_true 60 gone "$namespace" namespace "$doomed"; }
+controller_manager=false
+kubectl get lease -n kube-system kube-controller-manager >/dev/null 2>&1 && controller_manager=true
+if $controller_manager; then
+    check "guard: a run that made its engines and is deleted takes them along" collected
+    check "guard: engines another run writes stay until it lets them go" collected_later
+    check "guard: a namespace with a ServingCluster in use can be deleted" namespace_gone
+else
+    echo "charts: no controller manager: its garbage collector, namespaces and aggregated roles were not tried"
+fi
 
 # Served namespaces only: a Role in each, and the guard in them alone.
 kubectl delete -f "$work/release.json" >/dev/null || true
@@ -284,8 +319,4 @@ people() {
         | jq -e 'any(.rules[]; .apiGroups == ["thresh.dev"] and (.resources | index("rljobs")) and .verbs == ["get", "list", "watch"])' || return 1
     kubectl get clusterrole edit -o json | jq -e 'any(.rules[]; .apiGroups == ["thresh.dev"] and (.verbs | index("deletecollection")))'
 }
-if kubectl get lease -n kube-system kube-controller-manager >/dev/null 2>&1; then
-    check "server: view and edit take in our kinds" until_true 20 people
-else
-    echo "charts: no controller manager: whether view and edit take in our kinds was not asked"
-fi
+if $controller_manager; then check "server: view and edit take in our kinds" until_true 20 people; fi
