@@ -4,7 +4,9 @@ STATE ?= runs/sort5-grpo
 KILLS ?= 24
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: quickstart build test test-oracle fmt lint crds chaos bench bench-straw bench-core bench-rollout
+NODES ?= 1
+
+.PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout cluster cluster-down images
 
 build:
 	$(CARGO) build --release
@@ -59,3 +61,24 @@ target/bench/torch:
 crds: build
 	target/release/thresh crds --out crds
 
+# A real Kubernetes on this machine, for the end-to-end tests: docs/src/cluster.md. With KUBECONFIG set, that cluster is used instead.
+cluster:
+	$(if $(KUBECONFIG),,e2e/cluster/install.sh)
+	e2e/cluster/cluster.sh up $(NODES)
+
+cluster-down:
+	e2e/cluster/cluster.sh down
+
+# The operator's, the rollout's and the trainer's image out of target/release, loaded into our cluster if it is up.
+images: build
+	e2e/images/build.sh
+	e2e/images/check.sh
+
+# What in the charts comes from elsewhere: the definitions from crds/, the table of values in the docs from values.yaml.
+charts:
+	./charts/sync-crds.sh
+	./charts/values-table.sh
+
+# Needs helm and jq; with KUBECONFIG it asks that API server, too.
+test-charts:
+	./charts/tests/run.sh
