@@ -13,6 +13,7 @@ made=()
 # Takes back what was made in the cluster, the last first.
 close() {
     local i
+    if declare -F release_serving >/dev/null; then release_serving; fi
     for ((i = ${#made[@]} - 1; i >= 0; i--)); do
         # shellcheck disable=SC2086
         kubectl delete --ignore-not-found --wait=false ${made[i]} >/dev/null 2>&1 || echo "charts: could not delete ${made[i]}"

@@ -15,7 +15,7 @@ until_true() { # SECONDS COMMAND...
         sleep 0.2
     done
 }
-make() { # KIND NAME [ARGUMENTS]: makes it if it is not there, and remembers to delete it
+ensure() { # KIND NAME [ARGUMENTS]: makes it if it is not there, and remembers to delete it
     local kind=$1 name=$2
     shift 2
     kubectl get "$kind" "$name" >/dev/null 2>&1 && return
@@ -23,14 +23,27 @@ make() { # KIND NAME [ARGUMENTS]: makes it if it is not there, and remembers to 
     made+=("$kind $name")
 }
 
+# Lets go of what a test that failed may have left; called before the namespaces are deleted.
+release_serving() {
+    local n
+    for n in "$namespace" "$served" "$doomed"; do
+        kubectl annotate --overwrite -n "$n" servingcluster engines thresh.dev/force-delete=true
+        kubectl patch -n "$n" servingcluster engines --type merge -p '{"metadata":{"finalizers":null}}'
+        kubectl delete -n "$n" servingcluster engines --wait=false
+    done >/dev/null 2>&1 || true
+}
+
 # The strictest pods a namespace can ask for.
 for n in "$namespace" "$served" "$doomed"; do
-    make namespace "$n"
+    ensure namespace "$n"
     kubectl label --overwrite namespace "$n" pod-security.kubernetes.io/enforce=restricted >/dev/null
 done
 for crd in ../crds/*.yaml; do
     name=$(basename "$crd" .yaml)
     name=${name#*_}.${name%%_*}
+    # One that is on its way out, from a run before, takes nothing new.
+    [ -z "$(kubectl get crd "$name" --ignore-not-found -o jsonpath='{.metadata.deletionTimestamp}')" ] \
+        || kubectl wait --for delete --timeout 30s crd "$name" || true
     kubectl get crd "$name" >/dev/null 2>&1 || made+=("crd $name")
 done
 install_crds() {
@@ -174,7 +187,9 @@ serve() { # NAMESPACE WRITER [OWNER]: a ServingCluster that nobody writes (null)
     sed "s/namespace: $namespace/namespace: $1/" "$work/serving.yaml" | kubectl apply --validate=strict -f - || return 1
     kubectl annotate -n "$1" servingcluster engines thresh.dev/force-delete- >/dev/null || return 1
     local owners=null
-    [ -z "${3:-}" ] || owners='[{"apiVersion":"thresh.dev/v1alpha1","kind":"RLJob","name":"'$3'","uid":"'$(uid "$3")'","blockOwnerDeletion":false}]'
+    if [ -n "${3:-}" ]; then
+        owners='[{"apiVersion":"thresh.dev/v1alpha1","kind":"RLJob","name":"'$3'","uid":"'$(uid "$3")'"}]'
+    fi
     kubectl patch -n "$1" servingcluster engines --type merge -p '{"metadata":{"ownerReferences":'"$owners"'}}' || return 1
     kubectl patch -n "$1" servingcluster engines --subresource status --type merge -p '{"status":{"weights":{"writer":'"$2"'}}}'
 }
@@ -209,7 +224,7 @@ collector_follows_the_writer() {
     local user
     for user in $controllers:generic-garbage-collector system:kube-controller-manager; do
         # shellcheck disable=SC2046
-        delete_it $(as $user) || return 1
+        delete_it $(as "$user") || return 1
     done
     refuses "RLJob chess" --
 }
@@ -308,11 +323,6 @@ namespaced_guard() {
 }
 check "server: with namespaces named, the account has rights in them alone" namespaced_rights
 check "guard: with namespaces named, it guards them alone" namespaced_guard
-for n in "$served" "$namespace"; do
-    kubectl annotate --overwrite -n "$n" servingcluster engines thresh.dev/force-delete=true >/dev/null 2>&1 || true
-    kubectl delete -n "$n" servingcluster engines --ignore-not-found --wait=false >/dev/null 2>&1 || true
-done
-
 # People's own roles take ours in, where the controller runs that does it.
 people() {
     kubectl get clusterrole view -o json \
