@@ -12,6 +12,7 @@ mod harness;
 mod load;
 mod node;
 mod operator;
+mod record;
 mod run;
 mod stage;
 mod tests;

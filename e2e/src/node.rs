@@ -57,3 +57,36 @@ pub fn signal(pod: &Pod, program: &str, signal: &str) -> anyhow::Result<u32> {
     ensure!(hit > 0, "no process {program} in pod {}", pod.metadata.name.as_deref().unwrap_or_default());
     Ok(hit)
 }
+
+/// Sends a signal to one process.
+///
+/// # Errors
+/// When it is not there.
+pub fn kill(pid: u32, signal: &str) -> anyhow::Result<()> {
+    let sent = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status()?;
+    ensure!(sent.success(), "kill -{signal} {pid}");
+    Ok(())
+}
+
+/// Uses up a container's memory from within its cgroup, as a leak would, until the kernel ends the largest process there: ours
+/// is told to be the one.
+///
+/// # Errors
+/// When the cgroup cannot be entered.
+pub fn use_up_memory(pod: &Pod) -> anyhow::Result<()> {
+    let pid = *pids(pod)?.first().context("a process")?;
+    // Everything of it counts against the pod's limit from here on; the rank is to be chosen, not the hog.
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").context("make the rank the first to go")?;
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let group = groups
+        .lines()
+        .find_map(|line| line.split_once(":memory:").map(|(_, path)| format!("/sys/fs/cgroup/memory{path}")))
+        .or_else(|| {
+            groups.lines().find_map(|line| line.strip_prefix("0::").map(|path| format!("/sys/fs/cgroup{path}")))
+        })
+        .context("the container's cgroup")?;
+    let script = format!("echo $$ > {group}/cgroup.procs && exec tail -c 2G /dev/zero");
+    let mut hog = Command::new("sh").args(["-c", &script]).spawn()?;
+    std::thread::spawn(move || hog.wait());
+    Ok(())
+}

@@ -1,10 +1,11 @@
 //! The tests, by what they are about.
 
 mod lifecycle;
+mod trainer;
 
 use crate::harness::Test;
 
 /// All of them, in the order they are reported.
 pub fn all() -> Vec<Test> {
-    lifecycle::tests()
+    [lifecycle::tests(), trainer::tests()].concat()
 }
