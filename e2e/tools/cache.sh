@@ -35,7 +35,7 @@ build_tools() {
 build_kueue() {
   need_go
   cd "$here/kueue"
-  say "building kueue; cold this takes four minutes on two cores"
+  say "building kueue; cold this takes four minutes or more on two cores"
   export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS=-mod=readonly
   go build -trimpath -ldflags "-s -w" -o "$1/manager" sigs.k8s.io/kueue/cmd/kueue
   cp -r "$(go list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/charts/kueue" "$1/chart"
