@@ -3,7 +3,6 @@ CARGO ?= cargo
 STATE ?= runs/sort5-grpo
 KILLS ?= 24
 SEED := $(or $(SEED),$(shell date +%s))
-
 NODES ?= 1
 
 .PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout cluster cluster-down images

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Kubernetes of the tests' own, on this machine, without a registry and without a way out:
 #
-#   cluster.sh up [NODES]             starts it (1 node), in about ten seconds once its programs are built; JUICEFS=0: a plain folder as volume
+#   cluster.sh up [NODES]             starts it (1 node); JUICEFS=0: with a plain folder as its volume
 #   cluster.sh down                   takes it away without a trace, but for the logs
 #   cluster.sh status                 what runs; fails unless everything does
 #   cluster.sh load TAR...            puts images onto all nodes
@@ -63,7 +63,8 @@ dns_ready() { as_admin -n kube-system wait --for=condition=Available deployment/
 
 up() { # NODES
   local nodes=$1 i dead
-  [[ $nodes =~ ^[0-9]+$ ]] && [ "$nodes" -ge 1 ] && [ "$nodes" -le $nodes_max ] || die "NODES is a number from 1 to $nodes_max, not '$nodes'"
+  [[ $nodes =~ ^[0-9]+$ ]] && [ "$nodes" -ge 1 ] && [ "$nodes" -le $nodes_max ] \
+    || die "NODES is a number from 1 to $nodes_max, not '$nodes'"
   if is_up; then
     dead=$(dead_daemons)
     if [ -z "$dead" ] && api_ready > /dev/null; then
@@ -88,7 +89,8 @@ up() { # NODES
   echo "$tools" > "$run/tools"
   note_machine
   ss -Hltn "sport = :6443" | grep -q 127.0.0.1 && die "port 6443 of 127.0.0.1 is taken by another program"
-  printf 'nameserver %s\nsearch default.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n' $dns_address > "$state/hub-resolv.conf"
+  printf '%s\n' "nameserver $dns_address" "search default.svc.cluster.local svc.cluster.local cluster.local" "options ndots:5" \
+    > "$state/hub-resolv.conf"
 
   # The API server takes longest, so all that does not need it is done while it starts.
   certificates
@@ -150,7 +152,8 @@ running() {
 }
 
 other_node() { # I: node1 carries the control plane
-  [[ ${1:-} =~ ^[0-9]+$ ]] && [ "$1" -ge 2 ] && [ "$1" -le "$(node_count)" ] || die "a node from 2 to $(node_count), not '${1:-}' (node1 carries the control plane)"
+  [[ ${1:-} =~ ^[0-9]+$ ]] && [ "$1" -ge 2 ] && [ "$1" -le "$(node_count)" ] \
+    || die "a node from 2 to $(node_count), not '${1:-}' (node1 carries the control plane)"
 }
 
 command=${1:-}

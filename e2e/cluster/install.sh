@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # install.sh: the Debian packages that the cluster stands on, those that are missing. It installs nothing else.
 set -euo pipefail
-packages=(containerd runc containernetworking-plugins iptables conntrack ethtool socat jq fuse3 iproute2 procps openssl curl ca-certificates)
+packages=(containerd runc containernetworking-plugins iptables conntrack ethtool socat jq fuse3
+  iproute2 procps openssl curl ca-certificates)
 [ "${JUICEFS:-1}" = 0 ] || python3 -m pip --version > /dev/null 2>&1 || packages+=(python3-pip)
 
 command -v dpkg-query > /dev/null || { echo "install: this is no Debian. Needed: ${packages[*]}" >&2; exit 1; }

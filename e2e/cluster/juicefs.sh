@@ -36,7 +36,8 @@ juicefs_mount() {
   juicefs_detach
   mkdir -p "$juicefs_mount_point"
   if [ ! -e "$juicefs_folder/metadata.db" ]; then
-    in_hub "$client" format --no-agent --storage file --bucket "$juicefs_folder/objects/" --trash-days 0 "$metadata" thresh-e2e > "$logs/juicefs-format.log" 2>&1 \
+    in_hub "$client" format --no-agent --storage file --bucket "$juicefs_folder/objects/" --trash-days 0 \
+      "$metadata" thresh-e2e > "$logs/juicefs-format.log" 2>&1 \
       || die "JuiceFS cannot be formatted; see $logs/juicefs-format.log"
   fi
   start_in hub juicefs "$client" mount --no-usage-report --no-agent --cache-dir "$juicefs_folder/cache" "$metadata" "$juicefs_mount_point"

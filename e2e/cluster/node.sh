@@ -33,7 +33,8 @@ END
   cat > "$folder/cni/10-bridge.conflist" << END
 {"cniVersion": "1.0.0", "name": "thresh-e2e", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "dataDir": "$run/ipam$i", "ranges": [[{"subnet": "$(pod_range "$i")"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+   "ipam": {"type": "host-local", "dataDir": "$run/ipam$i",
+            "ranges": [[{"subnet": "$(pod_range "$i")"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 END
 

@@ -21,7 +21,9 @@ pki_certificate() { # NAME SUBJECT serverAuth|clientAuth [ALTERNATIVE-NAMES]
 }
 
 pki_apiserver() {
-  pki_certificate apiserver /CN=kube-apiserver serverAuth "DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local,DNS:localhost,IP:127.0.0.1,IP:10.96.0.1,IP:10.77.0.1"
+  local names=DNS:localhost,IP:127.0.0.1,IP:10.96.0.1,IP:10.77.0.1 name
+  for name in kubernetes{,.default,.default.svc,.default.svc.cluster.local}; do names+=,DNS:$name; done
+  pki_certificate apiserver /CN=kube-apiserver serverAuth "$names"
 }
 
 # A kubeconfig that holds its keys itself, so that it may be copied anywhere.

@@ -25,7 +25,8 @@ preflight() {
   $try true 2> /dev/null || die "this machine forbids new network or mount namespaces (unshare); a container needs CAP_SYS_ADMIN for that"
   $try 'ip link add try0 type veth peer name try1 && ip link add try2 type bridge' 2> /dev/null \
     || die "this machine forbids veth pairs or bridges (ip link add); a container needs CAP_NET_ADMIN, a kernel the modules veth and bridge"
-  $try 'iptables -t nat -A POSTROUTING -m comment --comment try -j MASQUERADE && iptables -A OUTPUT -m conntrack --ctstate INVALID -j DROP' 2> /dev/null \
+  $try 'iptables -t nat -A POSTROUTING -m comment --comment try -j MASQUERADE &&
+        iptables -A OUTPUT -m conntrack --ctstate INVALID -j DROP' 2> /dev/null \
     || die "this machine forbids iptables' nat table, or its kernel lacks it"
   $try 'mount --bind /tmp /tmp && mount --make-rshared /tmp' 2> /dev/null || die "this machine forbids bind mounts"
   for root in $(cgroup_roots); do

@@ -49,7 +49,8 @@ empty_cgroup() { # NODE-NAME
 our_namespaces() { find /run/netns -maxdepth 1 -name 'thresh-*' -printf '%f\n' 2> /dev/null; }
 
 our_mounts() { # the deepest and the latest first
-  awk -v state="$state/" -v run="$run/" 'index($2, state) == 1 || index($2, run) == 1 {print NR, $2}' /proc/mounts | sort -rn | cut -d' ' -f2-
+  awk -v state="$state/" -v run="$run/" 'index($2, state) == 1 || index($2, run) == 1 {print NR, $2}' /proc/mounts \
+    | sort -rn | cut -d' ' -f2-
 }
 
 remove() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# selftest.sh: what this folder promises, tried on a real cluster of two nodes. It ends with the cluster down. Needs no built binaries of ours:
-# its one image holds a shell and a few programs of this machine.
+# selftest.sh: what this folder promises, tried on a real cluster. It ends with the cluster down. It needs no built binary of
+# ours: its one image holds a shell and a few programs of this machine.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 . "$here/names.sh"
@@ -56,7 +56,8 @@ spec:
       containers:
       - name: probe
         image: thresh.local/probe:e2e
-        args: ["id -u > /volume/$NODE; socat TCP-LISTEN:8080,fork,reuseaddr SYSTEM:'echo HTTP/1.0 200 OK; echo; echo $NODE; cat /volume/node1 2>&1'"]
+        args:
+        - id -u > /volume/$NODE; socat TCP-LISTEN:8080,fork,reuseaddr SYSTEM:'echo HTTP/1.0 200 OK; echo; echo $NODE'
         env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
         volumeMounts: [{name: volume, mountPath: /volume, mountPropagation: HostToContainer}]
         readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
@@ -72,7 +73,8 @@ soon 60 kubectl rollout status daemonset/probe --timeout=1s
 rule "a Service answers by name from the hub and from a pod, and reaches the pods of both nodes"
 answers() { for _ in $(seq 20); do "$@" 2> /dev/null | sed -n 1p; done | sort -u | tr '\n' ' '; }
 [ "$(answers cluster run curl -sS -m 3 http://probe.default)" = "node1 node2 " ] || fail "the hub does not reach both"
-[ "$(answers kubectl exec daemonset/probe -- curl -sS -m 3 http://probe.default.svc.cluster.local)" = "node1 node2 " ] || fail "a pod does not reach both"
+[ "$(answers kubectl exec daemonset/probe -- curl -sS -m 3 http://probe.default.svc.cluster.local)" = "node1 node2 " ] \
+  || fail "a pod does not reach both"
 
 rule "the machine itself reaches the API server, and has no route of the cluster's"
 "$(cat "$run/tools")/kubectl" --kubeconfig "$kubeconfig" get nodes > /dev/null

