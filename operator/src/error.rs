@@ -101,7 +101,7 @@ impl Error {
 
     /// Passes by itself: not worth a condition of the object, which is not at fault and could not be written either.
     pub fn is_transient(&self) -> bool {
-        matches!(self.reason(), "ApiUnavailable" | "Conflict")
+        matches!(self.reason(), "ApiUnavailable" | "Conflict" | "NamespaceTerminating")
     }
 }
 

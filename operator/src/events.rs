@@ -30,7 +30,7 @@ impl Events {
         let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".into());
         let object = ApiEvent {
             metadata: ObjectMeta {
-                generate_name: regarding.name.as_ref().map(|name| format!("{name}.")),
+                generate_name: regarding.name.as_ref().map(|name| format!("{name}-")),
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },

@@ -34,7 +34,7 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    control::log::init();
+    control::log::init_but(Some("kube_runtime"));
     match args::Cli::parse().command {
         args::Command::Run(args) => run::run(args).await,
         args::Command::Uninstall(args) => uninstall::uninstall(args).await,
