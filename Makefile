@@ -5,7 +5,7 @@ KILLS ?= 24
 SEED := $(or $(SEED),$(shell date +%s))
 NODES ?= 1
 
-.PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout cluster cluster-down images
+.PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout bench-operator e2e quickstart-cluster cluster cluster-down images
 
 build:
 	$(CARGO) build --release
@@ -48,6 +48,12 @@ bench-core: target/bench/build target/bench/torch
 bench-rollout: target/bench/build
 	target/release/thresh-bench rollout
 
+# 1,000 runs with 10,000 pods on nodes that only pretend, under the real controllers; on the cluster of `make cluster`.
+bench-operator:
+	$(CARGO) build --release --workspace --exclude bench --bins
+	e2e/cluster/cluster.sh up $(or $(NODES),2)
+	e2e/cluster/cluster.sh run target/release/thresh-e2e --scale $(or $(RUNS),1000)
+
 .PHONY: target/bench/build
 target/bench/build:
 	$(CARGO) build --release --workspace --bins
@@ -68,8 +74,17 @@ cluster:
 cluster-down:
 	e2e/cluster/cluster.sh down
 
+# The tests on a real cluster; E2E="name ..." picks some.
+e2e:
+	./scripts/e2e.sh $(E2E)
+
+# The quickstart's run, applied to the cluster that `make cluster` and `make images` made.
+quickstart-cluster:
+	$(if $(KUBECONFIG),,e2e/cluster/cluster.sh run) e2e/quickstart.sh
+
 # The operator's, the rollout's and the trainer's image out of target/release, loaded into our cluster if it is up.
-images: build
+images:
+	$(CARGO) build --release --workspace --exclude bench --bins
 	e2e/images/build.sh
 	e2e/images/check.sh
 

@@ -4,5 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 # The binaries first: tests of the whole loop start them as processes.
-cargo build --release --bins
-cargo test --release --no-fail-fast -- --test-threads=2
+cargo build --release --workspace --exclude bench --bins
+cargo test --release --workspace --exclude bench --no-fail-fast -- --test-threads=2

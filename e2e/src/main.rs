@@ -10,10 +10,12 @@
 mod evidence;
 mod harness;
 mod load;
+mod model;
 mod node;
 mod operator;
 mod record;
 mod run;
+mod scale;
 mod stage;
 mod tests;
 
@@ -30,6 +32,9 @@ struct Args {
     /// Tests at a time, of those that may run beside others.
     #[arg(long, default_value_t = 2)]
     parallel: usize,
+    /// Instead of tests: measure the operator with that many runs on pretended nodes.
+    #[arg(long, value_name = "RUNS")]
+    scale: Option<usize>,
     /// Keep namespaces of tests that failed.
     #[arg(long)]
     keep: bool,
@@ -38,6 +43,9 @@ struct Args {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if let Some(runs) = args.scale {
+        return scale::scale(runs).await;
+    }
     let failed = harness::run(tests::all(), &args.filter, args.list, args.parallel, args.keep).await?;
     std::process::exit(i32::from(failed > 0));
 }

@@ -44,6 +44,8 @@ impl Operator {
         helm(&[
             "upgrade",
             "--install",
+            // The definitions outlive a release, and a test may have applied them itself.
+            "--take-ownership",
             RELEASE,
             "charts/thresh",
             "--namespace",

@@ -279,7 +279,11 @@ pub fn bring_data() -> anyhow::Result<()> {
     copy(&from, &volume()).with_context(|| format!("copy {} to {}", from.display(), volume().display()))
 }
 
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+/// Copies a folder, over what is there.
+///
+/// # Errors
+/// When a file cannot be copied.
+pub fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;

@@ -24,6 +24,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{cache::Cache, events::Events, links::Links, metrics::Metrics};
 
+/// Versions that are remembered as replaced.
+const REPLACED: usize = 32;
+
 /// One of our own objects; one that cannot be decoded must not stop the watch of the others.
 pub type Guarded<K> = DeserializeGuard<K>;
 /// Asks for a look at an object.
@@ -111,8 +114,8 @@ pub struct AllRequests {
 pub struct Memory<K>(Mutex<HashMap<String, Remembered<K>>>);
 
 struct Remembered<K> {
-    /// The object as our last write left it, and the version it was made from.
-    written: Option<(String, K)>,
+    /// The object as our last write left it, and the versions that it has replaced: the watch may still show any of them.
+    written: Option<(Vec<String>, K)>,
     failures: u32,
     /// What its Secret holds.
     token: Option<String>,
@@ -131,26 +134,33 @@ impl<K: Resource + Clone> Memory<K> {
         act(all.entry(uid.to_owned()).or_insert_with(fresh))
     }
 
-    /// The object as we last wrote it, if the watch shows the version that write was made from; else as the watch shows it.
+    /// The object as we last wrote it, if the watch shows a version that our writes have replaced; else as the watch shows it.
     pub fn latest(&self, seen: &K) -> K {
         let meta = seen.meta();
-        let Some(uid) = &meta.uid else { return seen.clone() };
+        let (Some(uid), Some(version)) = (&meta.uid, &meta.resource_version) else { return seen.clone() };
         self.with(uid, |one| match &one.written {
-            Some((from, object)) if Some(from) == meta.resource_version.as_ref() => object.clone(),
+            Some((replaced, object)) if replaced.contains(version) => object.clone(),
             _ => seen.clone(),
         })
     }
 
-    /// Takes note of a write.
+    /// Takes note of a write: `object` is what it made of `from`.
     pub fn wrote(&self, from: &K, object: &K) {
         let (Some(uid), Some(version)) = (&from.meta().uid, &from.meta().resource_version) else { return };
+        if object.meta().resource_version.as_ref() == Some(version) {
+            // It changed nothing, and so made no version.
+            return;
+        }
         self.with(uid, |one| {
-            // A chain of writes before the watch catches up: it still shows the first version.
-            let first = match &one.written {
-                Some((first, last)) if last.meta().resource_version.as_ref() == Some(version) => first.clone(),
-                _ => version.clone(),
+            let mut replaced = match one.written.take() {
+                Some((replaced, last)) if last.meta().resource_version.as_ref() == Some(version) => replaced,
+                _ => Vec::new(),
             };
-            one.written = Some((first, object.clone()));
+            replaced.push(version.clone());
+            // A watch that is so far behind is not waited for.
+            let excess = replaced.len().saturating_sub(REPLACED);
+            replaced.drain(..excess);
+            one.written = Some((replaced, object.clone()));
         });
     }
 
@@ -189,5 +199,38 @@ impl<K: Resource + Clone> Memory<K> {
     /// The object is gone.
     pub fn forget(&self, uid: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn version(version: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.uid = Some("u".into());
+        object.metadata.resource_version = Some(version.into());
+        object
+    }
+
+    fn latest(memory: &Memory<ConfigMap>, seen: &str) -> String {
+        memory.latest(&version(seen)).metadata.resource_version.unwrap_or_default()
+    }
+
+    #[test]
+    fn no_decision_is_made_on_a_version_that_we_have_replaced_ourselves() {
+        let memory = Memory::default();
+        memory.wrote(&version("1"), &version("2"));
+        memory.wrote(&version("2"), &version("5"));
+        for replaced in ["1", "2"] {
+            assert_eq!(latest(&memory, replaced), "5", "the watch still shows {replaced}");
+        }
+        assert_eq!(latest(&memory, "5"), "5");
+        assert_eq!(latest(&memory, "7"), "7", "somebody else wrote since");
+        memory.wrote(&version("7"), &version("8"));
+        assert_eq!(latest(&memory, "2"), "2", "of another line of writes nothing is known");
+        assert!(memory.is_own(&version("8")) && !memory.is_own(&version("7")));
     }
 }

@@ -62,11 +62,7 @@ impl Links {
     /// Follows the conductor to the pod it is in now, and says what it last said. `None`: a trainer pod has ended well since,
     /// and what the conductor said before does not count; there will be news. `tell` is called at news.
     pub fn hear(&self, uid: &str, pods: &[Pod], token: &str, tell: impl Fn() + Send + 'static) -> Option<Conductor> {
-        let succeeded: BTreeSet<String> = pods
-            .iter()
-            .filter(|p| pod_facts::role(p) == "trainer" && pod_facts::phase(p) == "Succeeded")
-            .map(|p| pod_facts::uid(p).to_owned())
-            .collect();
+        let succeeded = ended_well(pods);
         self.with(uid, tell, |line| {
             line.link.follow(target(pods, token));
             if !succeeded.is_subset(&line.succeeded) {
@@ -97,6 +93,15 @@ impl Links {
     }
 }
 
+/// Trainer pods whose container has ended well; the pod's phase follows a moment later, and that moment is enough to act on.
+fn ended_well(pods: &[Pod]) -> BTreeSet<String> {
+    let well = |p: &&Pod| {
+        pod_facts::role(p) == "trainer"
+            && (pod_facts::phase(p) == "Succeeded" || pod_facts::terminated(p).is_some_and(|t| t.exit_code == 0))
+    };
+    pods.iter().filter(well).map(|p| pod_facts::uid(p).to_owned()).collect()
+}
+
 /// Where the conductor is; the youngest pod, should a lost node still show an older one.
 fn target(pods: &[Pod], token: &str) -> Option<Target> {
     let pod = pods.iter().filter(|p| pod_facts::role(p) == "conductor" && !pod_facts::ended(p)).max_by_key(|p| {
@@ -104,4 +109,32 @@ fn target(pods: &[Pod], token: &str) -> Option<Target> {
     })?;
     let address = pod.status.as_ref()?.pod_ip.as_ref()?;
     Some(Target { url: format!("http://{address}:{}", build::CONDUCTOR_PORT), token: token.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_conductor_said_before_a_rank_ended_well_is_no_answer_to_whether_the_run_is_finished() {
+        let links = Links::new().unwrap();
+        let pod = |exit: Option<i32>| -> Pod {
+            let state = exit.map_or(
+                serde_json::json!({"running": {}}),
+                |code| serde_json::json!({"terminated": {"exitCode": code}}),
+            );
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "a-t1-0", "uid": "p", "labels": {api::labels::ROLE: "trainer"}},
+                "status": {"phase": "Running", "containerStatuses": [
+                    {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]},
+            }))
+            .unwrap()
+        };
+        assert!(links.hear("u", &[pod(None)], "t", || {}).is_some());
+        assert!(links.hear("u", &[pod(Some(1))], "t", || {}).is_some(), "a failure needs nobody's word");
+        assert!(
+            links.hear("u", &[pod(Some(0))], "t", || {}).is_none(),
+            "its phase is Running still, but it has ended well"
+        );
+    }
 }

@@ -101,6 +101,9 @@ pub struct Status {
 pub struct Report {
     /// State folder, or name of a run under `./runs`; the only run there by default.
     pub run: Option<String>,
+    /// The run's folder on its volume (`runs/UID`), for a run that is not of this machine. Only the line is printed.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "run")]
+    pub dir: Option<PathBuf>,
     /// Print the quickstart's closing line, and fail if it is not a good one.
     #[arg(long, hide = true)]
     pub quickstart_check: bool,

@@ -17,6 +17,12 @@ use crate::{
 
 /// Draws the curve and prints the closing line.
 pub fn report(args: Report) -> Result<u8> {
+    if let Some(dir) = &args.dir {
+        anyhow::ensure!(dir.is_dir(), "--dir {}: no such folder\n  fix: give runs/UID on the run's volume", dir.display());
+        let (ok, line) = closing_line(&steps_of(dir)?, args.quickstart_check);
+        say(&line);
+        return Ok(if ok { 0 } else { FAILED });
+    }
     let state = find_run(args.run.as_deref())?;
     let status = status_of(&state)?;
     // Before its conductor has spoken a run need not have a folder.
