@@ -17,8 +17,15 @@ mod tests {
 
     #[test]
     fn the_manifest_may_give_every_flag_that_the_operator_does_not_set() {
-        let operators =
-            ["--listen", "--model-path", "--api-key", "--max-running-requests", "--drain-timeout-secs", "--help"];
+        let operators = [
+            "--listen",
+            "--model-path",
+            "--api-key",
+            "--max-running-requests",
+            "--drain-timeout-secs",
+            "--lame-duck-secs",
+            "--help",
+        ];
         let mut flags: Vec<String> = Line::command()
             .get_arguments()
             .filter_map(|flag| flag.get_long().map(|name| format!("--{name}")))

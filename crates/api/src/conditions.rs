@@ -32,6 +32,9 @@ pub const AVAILABLE: &str = "Available";
 /// All engines are at the writer's version. ServingCluster.
 pub const WEIGHTS_IN_SYNC: &str = "WeightsInSync";
 
+/// Its engines have finished what they had, for its deletion. ServingCluster.
+pub const DRAINED: &str = "Drained";
+
 /// Why a run is at its end (the reason of [`COMPLETE`] or [`FAILED`]), for people.
 pub fn in_words(reason: &str) -> &str {
     match reason {

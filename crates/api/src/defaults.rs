@@ -137,6 +137,10 @@ pub const STALENESS_POLICY: StalenessPolicy = StalenessPolicy::Requeue;
 pub fn max_unavailable() -> u32 {
     1
 }
+/// A quarter of the workers.
+pub fn max_unavailable_percent() -> u32 {
+    25
+}
 /// Five minutes.
 pub fn drain_timeout() -> u32 {
     300

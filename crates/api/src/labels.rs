@@ -20,9 +20,17 @@ pub const ROLE: &str = "thresh.dev/role";
 pub const ATTEMPT: &str = "thresh.dev/attempt";
 /// Hash of meaning an object was rendered for.
 pub const REVISION: &str = "thresh.dev/revision";
+/// Version of the operator's rendering that made an object. What another version rendered is not compared with it.
+pub const RENDER_VERSION: &str = "thresh.dev/render-version";
 /// The `replicas` an RLJob's template last asked for.
 pub const TEMPLATE_REPLICAS: &str = "thresh.dev/template-replicas";
 /// Finalizer of an RLJob: the trainer is gone before the object is.
 pub const RLJOB_FINALIZER: &str = "thresh.dev/release-claims";
+/// Finalizer of a ServingCluster: its engines have drained before the object goes.
+pub const SERVING_FINALIZER: &str = "thresh.dev/drain";
+/// `"true"` on a ServingCluster: it may be deleted although a run writes to it.
+pub const FORCE_DELETE: &str = "thresh.dev/force-delete";
+/// Label no node has: what selects it runs nowhere.
+pub const PAUSED: &str = "thresh.dev/paused";
 /// Index of a pod of an Indexed Job.
 pub const JOB_INDEX: &str = "batch.kubernetes.io/job-completion-index";

@@ -47,14 +47,15 @@ pub use optimizer::{Optimizer, Schedule, ScheduleKind};
 pub use pod::{ConductorRole, PodTemplate, TemplateMeta};
 pub use policy::{ChildPolicy, DeletionPolicy, Restart, ServingSuspendPolicy, SuspendPolicy};
 pub use pool::{
-    Placement, PoolTemplate, PoolTemplateSpec, RolloutPool, RolloutPoolSpec, RolloutPoolStatus, RolloutSource, Worker,
+    Placement, PoolTemplate, PoolTemplateSpec, PoolUpdates, RolloutPool, RolloutPoolSpec, RolloutPoolStatus,
+    RolloutSource, Worker,
 };
 pub use problem::{Problem, render};
 pub use rljob::{Mode, RLJob, RLJobSpec, StalenessPolicy};
 pub use sampling::{Batch, DynamicFilter, Sampling};
 pub use serving::{
-    Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, ServingCluster, ServingClusterSpec, ServingClusterStatus,
-    ServingSource, ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
+    Disruption, Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, ServingCluster, ServingClusterSpec,
+    ServingClusterStatus, ServingSource, ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
 };
 pub use status::{
     AttemptCause, AttemptStatus, CheckpointAsked, Counters, Ending, Frozen, LastAttempt, Outcome, ParallelismStatus,

@@ -33,9 +33,12 @@ use crate::{Accelerator, ModelRef, PodTemplate, Storage, TemplateMeta, defaults}
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.source", priority = "1"),
+    printcolumn(name = "TP", type_ = "integer", json_path = ".spec.engine.tp", priority = "1"),
     printcolumn(name = "Image", type_ = "string", json_path = ".spec.engine.image", priority = "1"),
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint", priority = "1"),
     validation = Rule::new("self.metadata.name.size() <= 48").message("metadata.name must be at most 48 characters"),
-    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', beginning with a letter")
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', beginning with a letter"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.weights) || !has(oldSelf.status.weights.writer) || self.spec.model == oldSelf.spec.model").message("model may not change while an RLJob holds the writer's role").field_path(".spec.model")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.storage == oldSelf.storage").message("storage is immutable").field_path(".storage"))]
@@ -57,6 +60,9 @@ pub struct ServingClusterSpec {
     /// How an edit rolls through the engines.
     #[serde(default)]
     pub updates: Updates,
+    /// What evictions may take. An edit changes the PodDisruptionBudget, and nothing else.
+    #[serde(default, skip_serializing_if = "Disruption::is_default")]
+    pub disruption: Disruption,
 }
 
 /// Flags of the native engine that `engine.args` may hold; the others are set by the operator.
@@ -130,6 +136,29 @@ impl Default for Updates {
     }
 }
 
+/// What evictions (a node that is drained, say) may take. They do not ask us: a PodDisruptionBudget does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Disruption {
+    /// Engines that may be evicted at a time. With 0, no node with an engine that answers can be drained.
+    #[serde(default = "defaults::max_unavailable")]
+    #[schemars(range(min = 0, max = 4096))]
+    pub max_unavailable: u32,
+}
+
+impl Default for Disruption {
+    fn default() -> Self {
+        Self { max_unavailable: defaults::max_unavailable() }
+    }
+}
+
+impl Disruption {
+    /// What is at its default is not written: a field that is new changes no hash of what was there before it.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Status of a ServingCluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -149,9 +178,15 @@ pub struct ServingClusterStatus {
     /// Selector of the engine pods, for `/scale`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub selector: String,
+    /// Hash of meaning all engines were last at together: ordinals that an update has not reached come back at it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub current_revision: String,
     /// Hash of meaning that is rendered.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub update_revision: String,
+    /// Where others than runs find the engines that answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
     /// Image resolved once, outside the hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -161,6 +196,9 @@ pub struct ServingClusterStatus {
     /// First sight of an engine on a lost node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_since: Option<MicroTime>,
+    /// When the last drain, that of a deletion, began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_since: Option<MicroTime>,
     /// What holds, with evidence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -246,4 +284,7 @@ pub struct ServingTemplateSpec {
     /// How an edit rolls through the engines.
     #[serde(default)]
     pub updates: Updates,
+    /// What evictions may take.
+    #[serde(default, skip_serializing_if = "Disruption::is_default")]
+    pub disruption: Disruption,
 }

@@ -22,6 +22,7 @@ fn the_hash_of_the_quickstart_is_what_it_always_was() {
         accelerator: serving.spec.accelerator,
         engine: serving.spec.engine,
         updates: serving.spec.updates,
+        disruption: serving.spec.disruption,
     };
     insta::assert_snapshot!(format!(
         "trainer   {}\nconductor {}\nengine    {}",

@@ -56,6 +56,10 @@ pub struct EngineOptions {
     /// Seconds that requests in flight may take to finish after SIGTERM.
     #[arg(long, default_value_t = 20)]
     pub drain_timeout_secs: u64,
+    /// Seconds after SIGTERM in which requests are still taken while readiness is false already: who routes requests needs a
+    /// while to hear of it.
+    #[arg(long, default_value_t = 0)]
+    pub lame_duck_secs: u64,
 }
 
 impl EngineOptions {
@@ -80,6 +84,7 @@ impl EngineOptions {
             control_timeout_secs: 600,
             watchdog_timeout_secs: 300,
             drain_timeout_secs: 20,
+            lame_duck_secs: 0,
         }
     }
 

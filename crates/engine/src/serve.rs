@@ -104,14 +104,24 @@ impl Engine {
         self.address
     }
 
-    /// Serves until `end` resolves, then drains: new requests are refused, those in flight may finish within the drain time,
-    /// what is left ends with what it has.
+    /// Serves until `end` resolves, then leaves: it is not ready from then on, and takes requests for the lame-duck time still.
+    /// Then it drains: new requests are refused, those in flight may finish within the drain time, what is left ends with what it
+    /// has.
     ///
     /// # Errors
     /// The scheduler or the server ended by itself.
     pub async fn run_until(mut self, end: impl Future<Output = ()>) -> Result<(), Error> {
+        let (front, health) = (self.front.clone(), self.health.clone());
+        let left = async {
+            end.await;
+            front.shared.leaving.store(true, Ordering::Relaxed);
+            health.not_ready("the engine is stopping");
+            let lame_duck = Duration::from_secs(front.options.lame_duck_secs);
+            tracing::info!(seconds = lame_duck.as_secs(), "engine leaves");
+            tokio::time::sleep(lame_duck).await;
+        };
         let failure = tokio::select! {
-            () = end => None,
+            () = left => None,
             ended = &mut self.scheduler_ended => Some(Error::Scheduler(match ended {
                 Ok(Ok(())) | Err(_) => "it ended without being asked to".to_owned(),
                 Ok(Err(reason)) => reason,
@@ -123,11 +133,12 @@ impl Engine {
                     Err(error) => std::io::Error::other(error),
                 }));
             }
-            () = watch(&self.front) => Some(Error::Scheduler(format!(
+            () = watch(&front) => Some(Error::Scheduler(format!(
                 "no iteration ended within {} s (--watchdog-timeout-secs)",
-                self.front.options.watchdog_timeout_secs
+                front.options.watchdog_timeout_secs
             ))),
         };
+        self.front.shared.leaving.store(true, Ordering::Relaxed);
         self.front.shared.draining.store(true, Ordering::Relaxed);
         match failure {
             Some(failure) => {
@@ -138,7 +149,6 @@ impl Engine {
                 Err(failure)
             }
             None => {
-                self.health.not_ready("the engine is stopping");
                 self.drain().await;
                 self.close_server().await;
                 Ok(())

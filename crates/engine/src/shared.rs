@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     beat_ms: AtomicU64,
     pub(crate) draining: AtomicBool,
+    /// The engine will end: it is not ready, and may still take requests for a while.
+    pub(crate) leaving: AtomicBool,
 }
 
 /// A request id is in use.
@@ -44,6 +46,7 @@ impl Shared {
             next_id: AtomicU64::new(1),
             beat_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
         }
     }
 

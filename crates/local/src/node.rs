@@ -391,6 +391,9 @@ impl Node {
         for name in orphans(&self.objects.config_maps, alive) {
             self.objects.config_maps.remove(&name)?;
         }
+        for name in orphans(&self.objects.disruption_budgets, alive) {
+            self.objects.disruption_budgets.remove(&name)?;
+        }
         for name in orphans(&self.objects.secrets, alive) {
             self.objects.secrets.remove(&name)?;
         }

@@ -165,7 +165,10 @@ impl Operator {
                     operator.jobs.update(name(&job), |job| job.status = Some(status))
                 })?;
             }
+            let before = self.servings.changes();
             self.collect_garbage(node)?;
+            // What is deleted now drains first.
+            acted |= self.servings.changes() != before;
             if !acted {
                 return Ok(());
             }
@@ -274,7 +277,7 @@ impl Operator {
     }
 
     fn act<K: Resource<DynamicType = ()>>(&mut self, object: &K, action: Action, node: &mut Node) -> Result<bool> {
-        let job = name(object).to_owned();
+        let own = name(object).to_owned();
         match action {
             Action::Create(child) => {
                 if exists(self, node, child.kind(), child.name()) {
@@ -314,18 +317,38 @@ impl Operator {
                 self.listing = Some(Listing::of(&jobs, &pods));
                 Ok(true)
             }
-            Action::AddFinalizer(finalizer) => self.jobs.update(&job, |job| {
-                let list = job.metadata.finalizers.get_or_insert_default();
+            Action::AddFinalizer(finalizer) => self.change_meta(K::kind(&()).as_ref(), &own, |meta| {
+                let list = meta.finalizers.get_or_insert_default();
                 if !list.iter().any(|one| one == finalizer) {
                     list.push(finalizer.to_owned());
                 }
             }),
-            Action::RemoveFinalizer(finalizer) => self.jobs.update(&job, |job| {
-                if let Some(list) = &mut job.metadata.finalizers {
+            Action::RemoveFinalizer(finalizer) => self.change_meta(K::kind(&()).as_ref(), &own, |meta| {
+                if let Some(list) = &mut meta.finalizers {
                     list.retain(|one| one != finalizer);
                 }
             }),
         }
+    }
+
+    /// Changes the metadata of an object of one of our own kinds.
+    fn change_meta(&mut self, kind: &str, name: &str, change: impl FnOnce(&mut ObjectMeta)) -> Result<bool> {
+        match kind {
+            "ServingCluster" => self.servings.update(name, |one| change(&mut one.metadata)),
+            "RolloutPool" => self.pools.update(name, |one| change(&mut one.metadata)),
+            _ => self.jobs.update(name, |one| change(&mut one.metadata)),
+        }
+    }
+
+    /// Deletes a ServingCluster: marked, for as long as something holds it.
+    fn delete_serving(&mut self, name: &str) -> Result<bool> {
+        let Some(one) = self.servings.get(name) else { return Ok(false) };
+        if one.metadata.finalizers.as_ref().is_none_or(Vec::is_empty) {
+            return self.servings.remove(name).map(|one| one.is_some());
+        }
+        self.servings.update(name, |one| {
+            one.metadata.deletion_timestamp.get_or_insert_with(|| Time(Timestamp::now()));
+        })
     }
 
     fn apply_child(&mut self, child: Child, node: &mut Node) -> Result<bool> {
@@ -337,6 +360,7 @@ impl Operator {
             Child::StatefulSet(one) => objects.stateful_sets.apply(*one, now),
             Child::DaemonSet(one) => objects.daemon_sets.apply(*one, now),
             Child::Job(one) => objects.jobs.apply(*one, now),
+            Child::PodDisruptionBudget(one) => objects.disruption_budgets.apply(*one, now),
             Child::ServingCluster(one) => self.servings.apply(*one, now),
             Child::RolloutPool(one) => self.pools.apply(*one, now),
         }?;
@@ -353,7 +377,10 @@ impl Operator {
             ChildKind::StatefulSet => node.delete_stateful_set(name, foreground),
             ChildKind::DaemonSet => node.delete_daemon_set(name, foreground),
             ChildKind::Job => node.delete_job(name, foreground),
-            ChildKind::ServingCluster => self.servings.remove(name).map(|one| one.is_some()),
+            ChildKind::PodDisruptionBudget => {
+                node.objects_mut().disruption_budgets.remove(name).map(|one| one.is_some())
+            }
+            ChildKind::ServingCluster => self.delete_serving(name),
             ChildKind::RolloutPool => self.pools.remove(name).map(|one| one.is_some()),
         }
     }
@@ -413,8 +440,10 @@ impl Operator {
         let orphaned = |meta: &ObjectMeta| {
             meta.owner_references.iter().flatten().any(|one| one.controller == Some(true) && !jobs.contains(&one.uid))
         };
-        for one in self.servings.list().into_iter().filter(|one| orphaned(&one.metadata)) {
-            self.servings.remove(name(&one))?;
+        for one in self.servings.list() {
+            if orphaned(&one.metadata) || one.metadata.deletion_timestamp.is_some() {
+                self.delete_serving(name(&one))?;
+            }
         }
         for one in self.pools.list().into_iter().filter(|one| orphaned(&one.metadata)) {
             self.pools.remove(name(&one))?;
@@ -511,6 +540,13 @@ fn children(node: &Node, key: &str, uid: &str) -> Vec<Child> {
         objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))),
     );
     all.extend(objects.jobs.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Job(Box::new(one.clone()))));
+    all.extend(
+        objects
+            .disruption_budgets
+            .iter()
+            .filter(|one| mine(&one.metadata))
+            .map(|one| Child::PodDisruptionBudget(Box::new(one.clone()))),
+    );
     all
 }
 
@@ -537,6 +573,7 @@ fn uid_of(operator: &Operator, node: &Node, kind: ChildKind, name: &str) -> Opti
         ChildKind::StatefulSet => uid(&objects.stateful_sets, name),
         ChildKind::DaemonSet => uid(&objects.daemon_sets, name),
         ChildKind::Job => uid(&objects.jobs, name),
+        ChildKind::PodDisruptionBudget => uid(&objects.disruption_budgets, name),
         ChildKind::ServingCluster => uid(&operator.servings, name),
         ChildKind::RolloutPool => uid(&operator.pools, name),
     }

@@ -320,3 +320,45 @@ async fn after_kill_9_of_the_node_its_processes_are_dead_or_die_before_the_next_
     gone(child).await;
     assert!(next.objects().pods.iter().next().is_none(), "pods of sets are made anew");
 }
+
+const MANIFEST: &str = include_str!("../../../examples/quickstart/rljob.yaml");
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_whose_run_is_gone_lets_its_engines_end_before_it_goes() {
+    let mut bench = bench(1, &[("thresh-rollout", SERVE)]);
+    let mut operator = local::operator::Operator::open(&bench.node, plan::Settings::laptop()).unwrap();
+    let api::manifest::Kind::RLJob(mut job) = plan::check(MANIFEST, "rljob.yaml", &[]).unwrap().remove(0).kind else {
+        panic!("the quickstart begins with its run");
+    };
+    job.metadata.uid = Some("gone".into());
+    let owned = plan::build::serving_cluster(&job, None).unwrap();
+    let mut kept = owned.clone();
+    kept.metadata.owner_references = None;
+    operator.apply(&api::manifest::Kind::ServingCluster(Box::new(kept))).unwrap();
+    let engines = |node: &Node| node.objects().pods.iter().filter(|one| pod::pid(one).is_some()).count();
+    while engines(&bench.node) < 2 {
+        operator.reconcile(&mut bench.node).unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(bench.node.objects().disruption_budgets.list().len(), 1);
+    // Its run was deleted, and with it what it owns.
+    operator.apply(&api::manifest::Kind::ServingCluster(Box::new(owned))).unwrap();
+    operator.reconcile(&mut bench.node).unwrap();
+    assert!(operator.servings().iter().next().is_some_and(|one| one.metadata.deletion_timestamp.is_some()));
+    while operator.servings().iter().next().is_some() {
+        // As long as the object is there, so are the names its engines are known by.
+        assert!(bench.node.objects().services.list().len() == 2 || engines(&bench.node) == 0);
+        tokio::select! {
+            done = bench.node.changed() => done.unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+        operator.reconcile(&mut bench.node).unwrap();
+    }
+    assert_eq!(engines(&bench.node), 0);
+    operator.reconcile(&mut bench.node).unwrap();
+    let objects = bench.node.objects();
+    assert_eq!(
+        (objects.stateful_sets.list(), objects.services.list(), objects.disruption_budgets.list()),
+        Default::default()
+    );
+}

@@ -4,6 +4,7 @@ use api::{RolloutPool, ServingCluster};
 use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
@@ -124,6 +125,8 @@ pub enum ChildKind {
     DaemonSet,
     /// batch/v1.
     Job,
+    /// policy/v1.
+    PodDisruptionBudget,
     /// thresh.dev/v1alpha1.
     ServingCluster,
     /// thresh.dev/v1alpha1.
@@ -135,7 +138,7 @@ pub enum ChildKind {
 pub enum Child {
     /// Configuration of a conductor or an attempt.
     ConfigMap(Box<ConfigMap>),
-    /// Headless, or of the conductor.
+    /// Headless, or the engines' endpoint for others.
     Service(Box<Service>),
     /// Conductor, engines, workers.
     StatefulSet(Box<StatefulSet>),
@@ -143,6 +146,8 @@ pub enum Child {
     DaemonSet(Box<DaemonSet>),
     /// A trainer attempt.
     Job(Box<Job>),
+    /// What evictions may take of the engines.
+    PodDisruptionBudget(Box<PodDisruptionBudget>),
     /// Engines of a run.
     ServingCluster(Box<ServingCluster>),
     /// Workers of a run.
@@ -158,6 +163,7 @@ impl Child {
             Child::StatefulSet(_) => ChildKind::StatefulSet,
             Child::DaemonSet(_) => ChildKind::DaemonSet,
             Child::Job(_) => ChildKind::Job,
+            Child::PodDisruptionBudget(_) => ChildKind::PodDisruptionBudget,
             Child::ServingCluster(_) => ChildKind::ServingCluster,
             Child::RolloutPool(_) => ChildKind::RolloutPool,
         }
@@ -171,6 +177,7 @@ impl Child {
             Child::StatefulSet(o) => &o.metadata,
             Child::DaemonSet(o) => &o.metadata,
             Child::Job(o) => &o.metadata,
+            Child::PodDisruptionBudget(o) => &o.metadata,
             Child::ServingCluster(o) => &o.metadata,
             Child::RolloutPool(o) => &o.metadata,
         }
@@ -184,6 +191,7 @@ impl Child {
             Child::StatefulSet(o) => &mut o.metadata,
             Child::DaemonSet(o) => &mut o.metadata,
             Child::Job(o) => &mut o.metadata,
+            Child::PodDisruptionBudget(o) => &mut o.metadata,
             Child::ServingCluster(o) => &mut o.metadata,
             Child::RolloutPool(o) => &mut o.metadata,
         }
@@ -222,6 +230,7 @@ impl Child {
             Child::StatefulSet(o) => serde_json::to_value(o),
             Child::DaemonSet(o) => serde_json::to_value(o),
             Child::Job(o) => serde_json::to_value(o),
+            Child::PodDisruptionBudget(o) => serde_json::to_value(o),
             Child::ServingCluster(o) => serde_json::to_value(o),
             Child::RolloutPool(o) => serde_json::to_value(o),
         };

@@ -20,11 +20,15 @@ mod action;
 mod backoff;
 pub mod build;
 mod classify;
+pub mod drift;
+mod lost;
 pub mod pod_facts;
 pub mod pool;
 pub mod rljob;
+mod roll;
 pub mod serving;
 mod settings;
+mod trouble;
 pub mod validate;
 mod world;
 

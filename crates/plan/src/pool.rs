@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::build::{self, Owner};
-use crate::{Action, Child, NodeState, Plan, PoolWorld, Settings, pod_facts, validate};
+use crate::roll::{self, Roll};
+use crate::{Action, Child, NodeState, Plan, PoolWorld, Settings, drift, lost, pod_facts, trouble, validate};
 
 /// Decides what to do about a RolloutPool. Pure and total.
 pub fn decide(pool: &RolloutPool, world: &PoolWorld, now: Timestamp, settings: &Settings) -> Plan<RolloutPoolStatus> {
@@ -33,45 +34,35 @@ pub fn decide(pool: &RolloutPool, world: &PoolWorld, now: Timestamp, settings: &
         cond::set(&mut s.conditions, cond::ACCEPTED, cond::Truth::True, "Valid", "", generation, now);
         s.update_revision = hash::worker(&pool.spec);
         workers(pool, world, &image, &s.update_revision, &mut plan);
-        for pod in
-            world.pods.iter().filter(|p| pod_facts::node(p).and_then(|n| world.nodes.get(n)) == Some(&NodeState::Gone))
-        {
-            plan.actions.push(Action::DeletePod {
-                name: pod_facts::name(pod).into(),
-                uid: pod_facts::uid(pod).into(),
-                force: true,
-            });
-        }
+        // A DaemonSet makes no second pod for a node that may come back: there, only nodes that are gone count.
+        let mut nodes = world.nodes.clone();
+        nodes.retain(|_, state| pool.spec.placement == Placement::Replicas || *state == NodeState::Gone);
+        plan.requeue_at = lost::pods(&world.pods, &nodes, &mut s.lost_since, now, settings, &mut plan.actions);
     }
     summarise(pool, world, &mut s, generation, now);
     plan.status = (s != old).then_some(s);
     plan
 }
 
+/// Service, and StatefulSet or DaemonSet: made if missing, brought back if edited by hand, rolled when their meaning changes.
 fn workers(pool: &RolloutPool, world: &PoolWorld, image: &str, revision: &str, plan: &mut Plan<RolloutPoolStatus>) {
     let uid = pool.metadata.uid.as_deref().unwrap_or_default();
-    let find = |child: &Child| {
-        world
-            .children
-            .iter()
-            .find(|c| c.label(labels::POOL_UID) == Some(uid) && c.kind() == child.kind() && c.name() == child.name())
-    };
-    for child in build::pool_objects(pool, image) {
-        let Some(there) = find(&child) else {
-            plan.actions.push(Action::Create(child));
-            continue;
-        };
-        let scaled = match there {
-            Child::StatefulSet(set) => {
-                set.spec.as_ref().and_then(|s| s.replicas) == i32::try_from(pool.spec.replicas.unwrap_or(1)).ok()
-            }
-            _ => true,
-        };
-        let same = matches!(child, Child::Service(_)) || there.annotation(labels::REVISION) == Some(revision);
-        if !(same && scaled) {
-            plan.actions.push(Action::Apply(child));
+    let own = || world.children.iter().filter(|c| c.label(labels::POOL_UID) == Some(uid));
+    let set = own().find_map(|c| match c {
+        Child::StatefulSet(set) => Some(&**set),
+        _ => None,
+    });
+    let replicas = build::pool_replicas(pool);
+    let max_unavailable = pool.spec.updates.max_unavailable(replicas);
+    let roll = Roll { pods: &world.pods, set, replicas, revision, max_unavailable };
+    let partition = roll.partition();
+    for child in build::pool_objects(pool, image, partition) {
+        match own().find(|c| c.kind() == child.kind() && c.name() == child.name()) {
+            None => plan.actions.push(Action::Create(child)),
+            Some(live) => plan.actions.extend(drift::mended(live, child).map(Action::Apply)),
         }
     }
+    plan.actions.extend(roll.outdated_pods(partition));
 }
 
 fn summarise(
@@ -84,7 +75,7 @@ fn summarise(
     let count =
         |f: &dyn Fn(&Pod) -> bool| u32::try_from(world.pods.iter().filter(|p| f(p)).count()).unwrap_or(u32::MAX);
     let wanted = match pool.spec.placement {
-        Placement::Replicas => pool.spec.replicas.unwrap_or(1),
+        Placement::Replicas => build::pool_replicas(pool),
         Placement::PerNode => world
             .children
             .iter()
@@ -97,35 +88,33 @@ fn summarise(
     s.replicas = wanted;
     s.ready_replicas = count(&pod_facts::ready);
     let revision = s.update_revision.clone();
-    let at = |p: &Pod| p.metadata.annotations.as_ref().and_then(|a| a.get(labels::REVISION)) == Some(&revision);
+    let at = |p: &Pod| roll::revision_of(&p.metadata.annotations) == Some(&revision);
     s.updated_replicas = count(&|p| pod_facts::ready(p) && at(p));
     s.selector = build::selector_text(&Owner::pool(pool).selector("worker"));
-    let ready = s.ready_replicas;
-    let none = pool.spec.placement == Placement::PerNode && wanted == 0;
-    let reason = match (ready > 0, none) {
-        (true, _) => "Enough",
-        (false, true) => "NoMatchingNodes",
-        (false, false) => "BelowMinimum",
+    let (ready, updated) = (s.ready_replicas, s.updated_replicas);
+    let minimum = wanted.saturating_sub(pool.spec.updates.max_unavailable(wanted)).max(1);
+    let enough = ready >= minimum && !pool.spec.paused;
+    let nowhere = pool.spec.placement == Placement::PerNode && wanted == 0;
+    let reason = match () {
+        () if pool.spec.paused => "Paused",
+        () if enough => "Enough",
+        () if nowhere => "NoMatchingNodes",
+        () => "BelowMinimum",
     };
-    cond::set(
-        &mut s.conditions,
-        cond::AVAILABLE,
-        (ready > 0).into(),
-        reason,
-        &format!("{ready} of {wanted} workers are ready"),
-        generation,
-        now,
-    );
-    let updated = s.updated_replicas;
-    let moving = updated < wanted;
-    let reason = if moving { "RollingUpdate" } else { "Idle" };
-    cond::set(
-        &mut s.conditions,
-        cond::PROGRESSING,
-        moving.into(),
-        reason,
-        &format!("{updated} of {wanted} workers are at the wanted revision"),
-        generation,
-        now,
-    );
+    let stuck = trouble::first(&world.pods).filter(|_| ready < wanted);
+    let because = stuck.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+    let message = format!("{ready} of {wanted} workers are ready{because}");
+    cond::set(&mut s.conditions, cond::AVAILABLE, enough.into(), reason, &message, generation, now);
+    let there = count(&|p| !pod_facts::ended(p));
+    let old = world.pods.iter().any(|p| !at(p));
+    let (truth, reason) = match stuck {
+        _ if updated >= wanted && there == wanted => {
+            (cond::Truth::False, if pool.spec.paused { "Paused" } else { "Idle" })
+        }
+        Some(_) => (cond::Truth::False, "Stuck"),
+        None if old => (cond::Truth::True, "RollingUpdate"),
+        None => (cond::Truth::True, "Scaling"),
+    };
+    let message = format!("{updated} of {wanted} workers are at the wanted revision{because}");
+    cond::set(&mut s.conditions, cond::PROGRESSING, truth, reason, &message, generation, now);
 }

@@ -1,10 +1,12 @@
-//! The life of a ServingCluster: engines, the writer's role, one engine after the other when edited.
+//! The life of a ServingCluster: engines, the writer's role, one engine after the other when edited, a drain at its end.
 
 use api::{RLJob, ServingCluster, ServingClusterStatus, Writer, conditions as cond, hash, labels};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::build::{self, Owner};
-use crate::{Action, Child, Event, NodeState, Plan, ServingWorld, Settings, micro, pod_facts, validate};
+use crate::roll::{self, Roll};
+use crate::{Action, Child, Event, Plan, ServingWorld, Settings, drift, lost, micro, pod_facts, trouble, validate};
 
 /// Decides what to do about a ServingCluster. Pure and total. It never looks at a trainer: only at its own spec, its own pods,
 /// and which RLJobs name it.
@@ -16,13 +18,31 @@ pub fn decide(
 ) -> Plan<ServingClusterStatus> {
     let old = cluster.status.clone().unwrap_or_default();
     let mut plan = Plan::none();
-    if cluster.metadata.deletion_timestamp.is_some() {
+    let ours = cluster.metadata.finalizers.iter().flatten().any(|f| f == labels::SERVING_FINALIZER);
+    let deleted = cluster.metadata.deletion_timestamp.is_some();
+    if deleted && !ours {
         return plan;
     }
     let mut s = old.clone();
     let generation = cluster.metadata.generation;
     s.observed_generation = generation;
     let image = s.image.get_or_insert_with(|| settings.images.rollout.clone()).clone();
+    if deleted && !in_use(cluster, world, &s) {
+        drain(cluster, world, &mut s, now, settings, &mut plan);
+        plan.status = (s != old).then_some(s);
+        return plan;
+    }
+    if deleted {
+        // It serves on until it is let go; only nobody else gets it.
+        let who = s.weights.writer.as_ref().map(|w| w.rljob.clone()).unwrap_or_default();
+        let message = format!(
+            "RLJob {who} writes to it: delete or suspend that run first, or annotate {}: \"true\"",
+            labels::FORCE_DELETE
+        );
+        cond::set(&mut s.conditions, cond::DRAINED, cond::Truth::False, "InUse", &message, generation, now);
+    } else if !ours {
+        plan.actions.push(Action::AddFinalizer(labels::SERVING_FINALIZER));
+    }
     let problems = validate::validate_serving(None, cluster);
     if let Some(p) = problems.first() {
         cond::set(
@@ -36,13 +56,112 @@ pub fn decide(
         );
     } else {
         cond::set(&mut s.conditions, cond::ACCEPTED, cond::Truth::True, "Valid", "", generation, now);
-        claim(cluster, world, &mut s, &mut plan);
-        engines(cluster, world, &mut s, &image, &mut plan);
-        lost_pods(world, &mut s, now, settings, &mut plan);
+        if !deleted {
+            claim(cluster, world, &mut s, &mut plan);
+        }
+        learn_versions(world, &mut s);
+        engines(cluster, world, &mut s, &image, settings, &mut plan);
+        plan.requeue_at = lost::pods(&world.pods, &world.nodes, &mut s.lost_since, now, settings, &mut plan.actions);
     }
     summarise(cluster, world, &mut s, generation, now);
     plan.status = (s != old).then_some(s);
     plan
+}
+
+/// A run that lives writes to it, and nobody has said that this does not matter. A run that is itself being deleted does not
+/// count: it may own this object, and neither must wait for the other.
+fn in_use(cluster: &ServingCluster, world: &ServingWorld, s: &ServingClusterStatus) -> bool {
+    let forced = cluster.metadata.annotations.as_ref().and_then(|a| a.get(labels::FORCE_DELETE));
+    if s.drain_since.is_some() || forced.is_some_and(|f| f == "true") {
+        return false;
+    }
+    s.weights.writer.as_ref().is_some_and(|w| {
+        world.users.iter().any(|j| {
+            j.metadata.uid.as_deref() == Some(&w.uid)
+                && may_write(cluster, j)
+                && j.metadata.deletion_timestamp.is_none()
+        })
+    })
+}
+
+/// The end: engines finish what they have and go, then the finalizer does. Nothing is created here, so it ends also in a
+/// namespace that is being deleted.
+fn drain(
+    cluster: &ServingCluster,
+    world: &ServingWorld,
+    s: &mut ServingClusterStatus,
+    now: Timestamp,
+    settings: &Settings,
+    plan: &mut Plan<ServingClusterStatus>,
+) {
+    let begins = s.drain_since.is_none();
+    let since = s.drain_since.get_or_insert(micro(now)).0;
+    if begins {
+        let note = "the engines finish what they have".to_owned();
+        plan.events.push(Event { warning: false, reason: "Draining", note });
+    }
+    let set = stateful_set(cluster, world);
+    let mut emptied = true;
+    if let Some((child, set)) = set {
+        let zero = set.spec.as_ref().and_then(|s| s.replicas) == Some(0);
+        if !zero && set.metadata.deletion_timestamp.is_none() {
+            plan.actions.push(Action::Apply(scaled_to_zero(child, set)));
+        }
+        let status = set.status.as_ref();
+        let seen = status.and_then(|s| s.observed_generation) >= set.metadata.generation;
+        emptied = zero && seen && status.is_none_or(|s| s.replicas == 0);
+    }
+    let left: Vec<_> = world.pods.iter().filter(|p| !pod_facts::ended(p)).collect();
+    let grace = u64::try_from(build::grace_seconds(cluster, settings.lame_duck)).unwrap_or(0);
+    let until = crate::later(crate::later(since, std::time::Duration::from_secs(grace)), settings.stuck_slack);
+    let count = |f: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
+        u32::try_from(world.pods.iter().filter(|p| f(p)).count()).unwrap_or(u32::MAX)
+    };
+    s.replicas = count(&|p| p.metadata.deletion_timestamp.is_none() && !pod_facts::ended(p));
+    s.ready_replicas = count(&pod_facts::ready);
+    s.updated_replicas = s.updated_replicas.min(s.ready_replicas);
+    let (truth, reason, message) = match left.first() {
+        None if emptied => (cond::Truth::True, "Empty", String::new()),
+        _ if now >= until => {
+            let names: Vec<&str> = left.iter().map(|p| pod_facts::name(p)).collect();
+            (cond::Truth::True, "TimedOut", format!("still there: {}", names.join(", ")))
+        }
+        _ => (cond::Truth::False, "InFlight", format!("{} engines have not ended", left.len())),
+    };
+    let generation = cluster.metadata.generation;
+    cond::set(&mut s.conditions, cond::DRAINED, truth, reason, &message, generation, now);
+    let answers = s.ready_replicas > 0;
+    let message = format!("{} engines answer, and end", s.ready_replicas);
+    cond::set(&mut s.conditions, cond::AVAILABLE, answers.into(), "Draining", &message, generation, now);
+    if truth == cond::Truth::True {
+        plan.actions.push(Action::RemoveFinalizer(labels::SERVING_FINALIZER));
+        return;
+    }
+    let again = lost::pods(&world.pods, &world.nodes, &mut s.lost_since, now, settings, &mut plan.actions);
+    plan.requeue_at = Some(again.map_or(until, |t| t.min(until)));
+}
+
+/// Nothing but its count changes: no engine that drains is replaced by another.
+fn scaled_to_zero(child: &Child, set: &StatefulSet) -> Child {
+    let mut zero = StatefulSet { status: None, ..set.clone() };
+    zero.metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+        name: child.metadata().name.clone(),
+        namespace: child.metadata().namespace.clone(),
+        labels: child.metadata().labels.clone(),
+        annotations: child.metadata().annotations.clone(),
+        owner_references: child.metadata().owner_references.clone(),
+        ..Default::default()
+    };
+    zero.spec.get_or_insert_default().replicas = Some(0);
+    Child::StatefulSet(Box::new(zero))
+}
+
+fn stateful_set<'a>(cluster: &ServingCluster, world: &'a ServingWorld) -> Option<(&'a Child, &'a StatefulSet)> {
+    let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+    world.children.iter().filter(|c| c.label(labels::SERVING_UID) == Some(uid)).find_map(|c| match c {
+        Child::StatefulSet(set) => Some((c, &**set)),
+        _ => None,
+    })
 }
 
 fn ended(job: &RLJob) -> bool {
@@ -97,6 +216,10 @@ fn claim(
             s.weights.writer = Some(Writer { rljob, uid: j.metadata.uid.clone().unwrap_or_default() });
         }
     }
+}
+
+/// What the writer says of the engines' weights.
+fn learn_versions(world: &ServingWorld, s: &mut ServingClusterStatus) {
     let progress = s
         .weights
         .writer
@@ -109,113 +232,42 @@ fn claim(
     }
 }
 
-/// Service and StatefulSet; rendered again only when their meaning changes, and then rolled from the highest ordinal down.
+/// Services, budget and StatefulSet: made if missing, brought back if edited by hand; the engines are rolled from the highest
+/// ordinal down when their meaning changes.
 fn engines(
     cluster: &ServingCluster,
     world: &ServingWorld,
     s: &mut ServingClusterStatus,
     image: &str,
+    settings: &Settings,
     plan: &mut Plan<ServingClusterStatus>,
 ) {
     let revision = hash::engine(&cluster.spec);
     let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
-    let own = |c: &&Child| c.label(labels::SERVING_UID) == Some(uid);
-    let there = world.children.iter().filter(own).find_map(|c| match c {
-        Child::StatefulSet(set) => Some((c, &**set)),
-        _ => None,
-    });
-    let replicas = cluster.spec.replicas;
-    let wanted_partition = partition(cluster, world, &revision);
-    let objects = build::engine_objects(cluster, image, wanted_partition);
-    for child in objects {
-        match (&child, there) {
-            (Child::Service(_), _) => {
-                if !world.children.iter().filter(own).any(|c| c.kind() == child.kind() && c.name() == child.name()) {
-                    plan.actions.push(Action::Create(child));
-                }
-            }
-            (_, None) => plan.actions.push(Action::Create(child)),
-            (_, Some((c, set))) => {
-                let spec = set.spec.as_ref();
-                let same = c.annotation(labels::REVISION) == Some(revision.as_str());
-                let scaled = spec.and_then(|s| s.replicas) == i32::try_from(replicas).ok();
-                let held = spec
-                    .and_then(|s| s.update_strategy.as_ref())
-                    .and_then(|u| u.rolling_update.as_ref())
-                    .and_then(|r| r.partition)
-                    .and_then(|p| u32::try_from(p).ok());
-                if !same || !scaled || held != Some(wanted_partition) {
-                    plan.actions.push(Action::Apply(child));
-                }
-            }
-        }
-    }
-    s.update_revision = revision;
-}
-
-/// Ordinals below stay as they are. One step down for every engine at the new revision that answers; an engine that does not
-/// answer anyway is always replaceable and takes no share of maxUnavailable.
-fn partition(cluster: &ServingCluster, world: &ServingWorld, revision: &str) -> u32 {
-    let replicas = cluster.spec.replicas;
-    let find = |ordinal: u32| world.pods.iter().find(|p| ordinal_of(p) == Some(ordinal));
-    let mut away = 0;
-    let mut at = replicas;
-    while at > 0 {
-        let pod = find(at - 1);
-        let updated = pod.is_some_and(|p| revision_of(p) == Some(revision));
-        let answers = pod.is_some_and(pod_facts::ready);
-        if !(updated && answers) {
-            if updated || answers {
-                away += 1;
-            }
-            if away > cluster.spec.updates.max_unavailable {
-                break;
-            }
-        }
-        at -= 1;
-    }
-    at
-}
-
-fn ordinal_of(pod: &k8s_openapi::api::core::v1::Pod) -> Option<u32> {
-    pod_facts::name(pod).rsplit_once('-').and_then(|(_, n)| n.parse().ok())
-}
-
-fn revision_of(pod: &k8s_openapi::api::core::v1::Pod) -> Option<&str> {
-    pod.metadata.annotations.as_ref().and_then(|a| a.get(labels::REVISION)).map(String::as_str)
-}
-
-/// An engine's pod on a lost node would block its ordinal for ever; the version ledger makes its removal safe.
-fn lost_pods(
-    world: &ServingWorld,
-    s: &mut ServingClusterStatus,
-    now: Timestamp,
-    settings: &Settings,
-    plan: &mut Plan<ServingClusterStatus>,
-) {
-    let lost: Vec<_> = world
-        .pods
-        .iter()
-        .filter(|p| pod_facts::node(p).and_then(|n| world.nodes.get(n)).is_some_and(|n| *n != NodeState::Ready))
-        .collect();
-    if lost.is_empty() {
-        s.lost_since = None;
-        return;
-    }
-    let since = s.lost_since.get_or_insert(micro(now)).0;
-    let until = crate::later(since, settings.lost_node_timeout);
-    if now < until {
-        plan.requeue_at = Some(until);
-        return;
-    }
-    for pod in lost {
-        plan.actions.push(Action::DeletePod {
-            name: pod_facts::name(pod).into(),
-            uid: pod_facts::uid(pod).into(),
-            force: true,
+    let set = stateful_set(cluster, world).map(|(_, set)| set);
+    let roll = Roll {
+        pods: &world.pods,
+        set,
+        replicas: cluster.spec.replicas,
+        revision: &revision,
+        max_unavailable: cluster.spec.updates.max_unavailable,
+    };
+    let partition = roll.partition();
+    for child in build::engine_objects(cluster, image, partition, settings.lame_duck) {
+        let there = world.children.iter().find(|c| {
+            c.label(labels::SERVING_UID) == Some(uid) && c.kind() == child.kind() && c.name() == child.name()
         });
+        match there {
+            None => plan.actions.push(Action::Create(child)),
+            Some(live) => plan.actions.extend(drift::mended(live, child).map(Action::Apply)),
+        }
     }
-    plan.requeue_at = Some(crate::later(now, settings.poll_interval));
+    plan.actions.extend(roll.outdated_pods(partition));
+    s.endpoint = Some(build::endpoint(cluster));
+    s.update_revision = revision;
+    if s.current_revision.is_empty() {
+        s.current_revision.clone_from(&s.update_revision);
+    }
 }
 
 fn summarise(
@@ -231,11 +283,17 @@ fn summarise(
     s.replicas = count(&|p| p.metadata.deletion_timestamp.is_none() && !pod_facts::ended(p));
     s.ready_replicas = count(&pod_facts::ready);
     let revision = s.update_revision.clone();
-    s.updated_replicas = count(&|p| pod_facts::ready(p) && revision_of(p) == Some(&revision));
+    s.updated_replicas =
+        count(&|p| pod_facts::ready(p) && roll::revision_of(&p.metadata.annotations) == Some(&revision));
     s.selector = build::selector_text(&Owner::serving(cluster).selector("engine"));
     let wanted = cluster.spec.replicas;
+    if s.updated_replicas >= wanted && s.replicas == wanted {
+        s.current_revision.clone_from(&s.update_revision);
+    }
     let minimum = wanted.saturating_sub(cluster.spec.updates.max_unavailable).max(wanted.min(1));
-    let ready = s.ready_replicas;
+    let (ready, updated) = (s.ready_replicas, s.updated_replicas);
+    let stuck = trouble::first(&world.pods);
+    let because = stuck.as_ref().filter(|_| ready < wanted).map(|why| format!("; {why}")).unwrap_or_default();
     let mut set = |type_: &str, truth: cond::Truth, reason: &str, message: String| {
         cond::set(&mut s.conditions, type_, truth, reason, &message, generation, now)
     };
@@ -243,23 +301,17 @@ fn summarise(
         cond::AVAILABLE,
         (ready >= minimum).into(),
         if ready >= minimum { "MinimumServable" } else { "BelowMinimum" },
-        format!("{ready} of {wanted} engines answer"),
+        format!("{ready} of {wanted} engines answer{because}"),
     );
-    let updated = s.updated_replicas;
-    let (truth, reason) = match () {
-        () if updated < wanted && s.replicas >= wanted => (cond::Truth::True, "RollingUpdate"),
-        () if s.replicas != wanted => (cond::Truth::True, "Scaling"),
-        () => (cond::Truth::False, "Idle"),
+    let old = world.pods.iter().any(|p| roll::revision_of(&p.metadata.annotations) != Some(&revision));
+    let (truth, reason) = match stuck {
+        _ if updated >= wanted && s.replicas == wanted => (cond::Truth::False, "Idle"),
+        Some(_) => (cond::Truth::False, "Stuck"),
+        None if old => (cond::Truth::True, "RollingUpdate"),
+        None => (cond::Truth::True, "Scaling"),
     };
-    cond::set(
-        &mut s.conditions,
-        cond::PROGRESSING,
-        truth,
-        reason,
-        &format!("{updated} of {wanted} engines are at the wanted revision"),
-        generation,
-        now,
-    );
+    let message = format!("{updated} of {wanted} engines are at the wanted revision{because}");
+    cond::set(&mut s.conditions, cond::PROGRESSING, truth, reason, &message, generation, now);
     let w = &s.weights;
     let (truth, reason, message) = match (&w.writer, w.version, w.min_version) {
         (None, ..) => (cond::Truth::False, "NoWriter", String::new()),

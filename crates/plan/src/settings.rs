@@ -21,6 +21,9 @@ pub struct Settings {
     pub poll_interval: Duration,
     /// How long trainer pods tolerate a not-ready or unreachable node.
     pub node_toleration: Duration,
+    /// How long an engine that must end goes on taking requests: endpoints take a while to forget it. It is rendered into engine
+    /// pods, so a change of it is a new [`crate::drift::RENDER_VERSION`].
+    pub lame_duck: Duration,
     /// Rank 0 ended well and others still run: how long until the missing ends count.
     pub finish_grace: Duration,
 }
@@ -45,6 +48,7 @@ impl Settings {
             progress_interval: Duration::from_secs(15),
             poll_interval: Duration::from_secs(2),
             node_toleration: Duration::from_secs(30),
+            lame_duck: Duration::from_secs(5),
             finish_grace: Duration::from_secs(60),
         }
     }
@@ -59,6 +63,8 @@ impl Settings {
             progress_interval: Duration::ZERO,
             poll_interval: Duration::from_millis(200),
             node_toleration: Duration::from_secs(1),
+            // Who asks engines here looks at their pods, not at endpoints that lag behind.
+            lame_duck: Duration::ZERO,
             finish_grace: Duration::from_secs(10),
         }
     }

@@ -81,6 +81,12 @@ fn validate_refuses_what_the_cel_rules_refuse() {
         compare(&clusters, what, None, &new, validate_serving(None, &new), &mut met[1]);
         compare(&clusters, what, Some(&base), &new, validate_serving(Some(&base), &new), &mut met[1]);
     }
+    let held: ServingCluster = cases::patched(&base, "/status", cases::HELD);
+    for (what, pointer, value) in cases::CLUSTER {
+        let new: ServingCluster = cases::patched(&held, pointer, value);
+        let what = format!("while a run writes: {what}");
+        compare(&clusters, &what, Some(&held), &new, validate_serving(Some(&held), &new), &mut met[1]);
+    }
     let base = cases::pool();
     for (what, pointer, value) in cases::POOL {
         let new: RolloutPool = cases::patched(&base, pointer, value);

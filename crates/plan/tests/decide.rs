@@ -5,7 +5,7 @@ mod cases;
 mod sim;
 
 use api::{AttemptCause, Outcome, Phase, conditions as cond};
-use plan::{Action, ChildKind, NodeState};
+use plan::{Action, Child, ChildKind, NodeState};
 use sim::Sim;
 
 #[test]
@@ -42,6 +42,35 @@ fn a_quiet_world_gives_no_status_and_no_actions() {
     }
     assert_eq!(sim.writes, before, "status was written although nothing happened");
     assert!(sim.last_actions.is_empty(), "{:?}", sim.last_actions);
+}
+
+#[test]
+fn what_a_hand_deletes_or_changes_of_the_runs_long_lived_children_is_restored() {
+    let mut sim = Sim::new();
+    sim.run();
+    for kind in [ChildKind::ConfigMap, ChildKind::Service, ChildKind::StatefulSet] {
+        for name in ["sort5-grpo-conductor", "sort5-grpo-trainer"] {
+            let Some(i) = sim.children.iter().position(|c| c.kind() == kind && c.name() == name) else { continue };
+            let before = sim.children[i].to_json();
+            match &mut sim.children[i] {
+                Child::ConfigMap(c) => c.data.as_mut().unwrap().get_mut("rljob.json").unwrap().push(' '),
+                Child::Service(s) => s.spec.as_mut().unwrap().selector = None,
+                Child::StatefulSet(s) => s.spec.as_mut().unwrap().replicas = Some(0),
+                other => panic!("{:?}", other.kind()),
+            }
+            sim.pass();
+            let there = |sim: &Sim| {
+                let c = sim.children.iter().find(|c| c.kind() == kind && c.name() == name).map(Child::to_json);
+                c.map(|c| (c["spec"].clone(), c["data"].clone()))
+            };
+            let wanted = Some((before["spec"].clone(), before["data"].clone()));
+            assert_eq!(there(&sim), wanted, "{kind:?} {name} was changed");
+            sim.children.retain(|c| c.kind() != kind || c.name() != name);
+            sim.pass();
+            assert_eq!(there(&sim), wanted, "{kind:?} {name} was deleted");
+        }
+    }
+    assert_eq!(sim.status().attempts, 1, "the trainer knows nothing of it");
 }
 
 #[test]

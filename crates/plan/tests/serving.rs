@@ -67,12 +67,23 @@ fn step(c: &mut ServingCluster, w: &mut ServingWorld, at: Timestamp) -> Vec<Acti
         c.status = Some(s);
     }
     for a in &plan.actions {
-        if let Action::Create(child) | Action::Apply(child) = a {
-            w.children.retain(|o| o.kind() != child.kind() || o.name() != child.name());
-            w.children.push(child.clone());
+        match a {
+            Action::Create(child) | Action::Apply(child) => keep(&mut w.children, child),
+            Action::AddFinalizer(f) => c.metadata.finalizers.get_or_insert_default().push((*f).into()),
+            _ => {}
         }
     }
     plan.actions
+}
+
+fn keep(children: &mut Vec<Child>, child: &Child) {
+    children.retain(|o| o.kind() != child.kind() || o.name() != child.name());
+    children.push(child.clone());
+}
+
+fn condition<'a>(list: &'a [k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition], t: &str) -> (&'a str, &'a str) {
+    let c = cond::get(list, t).expect("no such condition");
+    (&c.status, &c.reason)
 }
 
 fn partition(w: &ServingWorld) -> i32 {
@@ -195,7 +206,7 @@ fn a_pool_is_rendered_again_only_when_its_meaning_changes() {
     p.metadata.uid = Some("uid-pool".into());
     let mut w = plan::PoolWorld::default();
     let plan = plan::pool::decide(&p, &w, now(), &Settings::laptop());
-    assert_eq!(plan.actions.len(), 2);
+    assert_eq!(plan.actions.len(), 2, "{:?}", plan.actions);
     for a in plan.actions {
         if let Action::Create(c) = a {
             w.children.push(c);
@@ -208,4 +219,204 @@ fn a_pool_is_rendered_again_only_when_its_meaning_changes() {
     p.spec.worker.max_concurrent_groups = 99;
     let plan = plan::pool::decide(&p, &w, now(), &other);
     assert!(matches!(&plan.actions[..], [Action::Apply(c)] if c.kind() == ChildKind::StatefulSet));
+}
+
+/// A pool at rest: its children are there, its pods are ready.
+fn pool_at_rest(edit: impl FnOnce(&mut api::RolloutPool)) -> (api::RolloutPool, plan::PoolWorld) {
+    let mut p = cases::pool();
+    p.metadata.uid = Some("uid-pool".into());
+    edit(&mut p);
+    let mut w = plan::PoolWorld::default();
+    pool_step(&mut p, &mut w, now());
+    (p, w)
+}
+
+fn pool_step(p: &mut api::RolloutPool, w: &mut plan::PoolWorld, at: Timestamp) -> Vec<Action> {
+    let plan = plan::pool::decide(p, w, at, &Settings::laptop());
+    if let Some(s) = plan.status {
+        p.status = Some(s);
+    }
+    for a in &plan.actions {
+        if let Action::Create(child) | Action::Apply(child) = a {
+            keep(&mut w.children, child);
+        }
+    }
+    plan.actions
+}
+
+fn daemon_set(w: &plan::PoolWorld) -> &k8s_openapi::api::apps::v1::DaemonSet {
+    w.children
+        .iter()
+        .find_map(|c| match c {
+            Child::DaemonSet(d) => Some(&**d),
+            _ => None,
+        })
+        .unwrap()
+}
+
+#[test]
+fn a_paused_pool_runs_nothing_and_says_so_and_comes_back() {
+    for placement in [api::Placement::Replicas, api::Placement::PerNode] {
+        let (mut p, mut w) = pool_at_rest(|p| {
+            p.spec.placement = placement;
+            p.spec.replicas = (placement == api::Placement::Replicas).then_some(2);
+        });
+        let before = w.children.clone();
+        p.spec.paused = true;
+        assert_eq!(pool_step(&mut p, &mut w, now()).len(), 1);
+        match w.children.last().unwrap() {
+            Child::StatefulSet(s) => assert_eq!(s.spec.as_ref().unwrap().replicas, Some(0)),
+            Child::DaemonSet(d) => {
+                let pod = d.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+                assert_eq!(pod.node_selector.as_ref().unwrap()[labels::PAUSED], "true");
+            }
+            other => panic!("{:?}", other.kind()),
+        }
+        assert!(pool_step(&mut p, &mut w, now()).is_empty(), "at rest");
+        assert_eq!(condition(&p.status.as_ref().unwrap().conditions, cond::AVAILABLE), ("False", "Paused"));
+        p.spec.paused = false;
+        pool_step(&mut p, &mut w, now());
+        assert_eq!(w.children, before);
+        assert!(pool_step(&mut p, &mut w, now()).is_empty(), "at rest");
+    }
+}
+
+#[test]
+fn a_pool_of_another_rendering_is_paused_and_keeps_its_pods_otherwise() {
+    let (mut p, mut w) = pool_at_rest(|p| {
+        p.spec.placement = api::Placement::PerNode;
+        p.spec.replicas = None;
+    });
+    for c in &mut w.children {
+        c.metadata_mut().annotations.as_mut().unwrap().insert(labels::RENDER_VERSION.into(), "0".into());
+        if let Child::DaemonSet(d) = c {
+            let pod = d.spec.as_mut().unwrap().template.spec.as_mut().unwrap();
+            pod.containers[0].command.as_mut().unwrap().push("--older".into());
+        }
+    }
+    assert!(pool_step(&mut p, &mut w, now()).is_empty(), "an upgrade rolls nothing");
+    for paused in [true, false] {
+        p.spec.paused = paused;
+        assert_eq!(pool_step(&mut p, &mut w, now()).len(), 1);
+        let pod = daemon_set(&w).spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+        assert!(pod.containers[0].command.as_ref().unwrap().contains(&"--older".to_owned()));
+        assert_eq!(pod.node_selector.as_ref().is_some_and(|s| s.contains_key(labels::PAUSED)), paused);
+        assert!(pool_step(&mut p, &mut w, now()).is_empty(), "at rest");
+    }
+}
+
+#[test]
+fn how_many_workers_may_be_away_is_live_and_rolls_nothing() {
+    let (mut p, mut w) = pool_at_rest(|p| {
+        p.spec.placement = api::Placement::PerNode;
+        p.spec.replicas = None;
+    });
+    let before = daemon_set(&w).spec.as_ref().unwrap().template.clone();
+    let share = |w: &plan::PoolWorld| {
+        let strategy = daemon_set(w).spec.as_ref().unwrap().update_strategy.clone().unwrap();
+        serde_json::to_value(strategy.rolling_update.unwrap().max_unavailable).unwrap()
+    };
+    assert_eq!(share(&w), "25%");
+    p.spec.updates.max_unavailable_percent = 50;
+    pool_step(&mut p, &mut w, now());
+    assert_eq!(share(&w), "50%");
+    assert_eq!(daemon_set(&w).spec.as_ref().unwrap().template, before);
+    let updates = api::PoolUpdates { max_unavailable_percent: 25 };
+    assert_eq!([0, 1, 4, 5, 8].map(|n| updates.max_unavailable(n)), [1, 1, 1, 2, 2]);
+}
+
+#[test]
+fn a_worker_on_a_lost_node_is_replaced_in_time_and_one_of_a_daemon_set_only_when_the_node_is_gone() {
+    let later = now().checked_add(SignedDuration::from_secs(10)).unwrap();
+    let forced = |done: &[Action]| done.iter().filter(|a| matches!(a, Action::DeletePod { force: true, .. })).count();
+    for (placement, state, at_once, in_time) in [
+        (api::Placement::Replicas, NodeState::Unreachable, 0, 1),
+        (api::Placement::Replicas, NodeState::Gone, 1, 1),
+        (api::Placement::PerNode, NodeState::Unreachable, 0, 0),
+        (api::Placement::PerNode, NodeState::Gone, 1, 1),
+    ] {
+        let (mut p, mut w) = pool_at_rest(|p| {
+            p.spec.placement = placement;
+            p.spec.replicas = None;
+        });
+        let revision = p.status.as_ref().unwrap().update_revision.clone();
+        w.pods = vec![engine(0, &revision, false, "lost"), engine(1, &revision, true, "n")];
+        w.nodes.insert("lost".into(), state);
+        assert_eq!(forced(&pool_step(&mut p, &mut w, now())), at_once, "{placement:?} {state:?}");
+        assert_eq!(forced(&pool_step(&mut p, &mut w, later)), in_time, "{placement:?} {state:?}");
+    }
+}
+
+#[test]
+fn what_evictions_may_take_is_live() {
+    let mut c = cluster();
+    let mut w = ServingWorld::default();
+    step(&mut c, &mut w, now());
+    c.spec.disruption.max_unavailable = 2;
+    let done = step(&mut c, &mut w, now());
+    let [Action::Apply(Child::PodDisruptionBudget(budget))] = &done[..] else { panic!("{done:?}") };
+    assert_eq!(
+        serde_json::to_value(&budget.spec).unwrap(),
+        serde_json::json!({
+            "maxUnavailable": 2,
+            "selector": { "matchLabels": { "thresh.dev/role": "engine", "thresh.dev/servingcluster-uid": "uid-serving" } },
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        })
+    );
+    assert!(step(&mut c, &mut w, now()).is_empty(), "at rest");
+}
+
+#[test]
+fn others_find_the_engines_that_answer_at_one_address() {
+    let mut c = cluster();
+    let mut w = ServingWorld::default();
+    step(&mut c, &mut w, now());
+    let endpoint = c.status.as_ref().unwrap().endpoint.clone().unwrap();
+    assert_eq!(endpoint, "http://sort5-grpo-serving.rl.svc:30000");
+    let service =
+        w.children.iter().find(|c| c.kind() == ChildKind::Service && c.name() == "sort5-grpo-serving").unwrap();
+    let spec = &service.to_json()["spec"];
+    assert!(
+        spec["clusterIP"].is_null() && spec["publishNotReadyAddresses"].is_null(),
+        "only those that are ready: {spec}"
+    );
+    let mut names: Vec<_> = w.children.iter().map(|c| (c.kind(), c.name())).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), w.children.len());
+}
+
+#[test]
+fn status_says_what_keeps_an_engine_from_answering() {
+    let mut c = cluster();
+    c.spec.replicas = 2;
+    let mut w = ServingWorld::default();
+    step(&mut c, &mut w, now());
+    let revision = c.status.as_ref().unwrap().update_revision.clone();
+    w.pods = vec![engine(0, &revision, true, "n"), engine(1, &revision, false, "n")];
+    w.pods[1].status = serde_json::from_value(serde_json::json!({ "phase": "Pending", "conditions": [
+        { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available" }
+    ] }))
+    .unwrap();
+    step(&mut c, &mut w, now());
+    let s = c.status.as_ref().unwrap();
+    assert_eq!((s.replicas, s.ready_replicas), (2, 1));
+    assert_eq!(condition(&s.conditions, cond::PROGRESSING), ("False", "Stuck"));
+    let said = &cond::get(&s.conditions, cond::AVAILABLE).unwrap().message;
+    assert!(said.contains("sort5-grpo-serving-1: Unschedulable: 0/2 nodes are available"), "{said}");
+    // Pull errors take turns with back-offs: that is one trouble, written once.
+    let waiting = |reason: &str| {
+        serde_json::from_value(serde_json::json!({ "phase": "Pending", "containerStatuses": [{ "name": "engine",
+            "image": "x:1", "imageID": "", "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason } } }] }))
+        .unwrap()
+    };
+    w.pods[1].status = waiting("ErrImagePull");
+    step(&mut c, &mut w, now());
+    let before = c.status.clone();
+    w.pods[1].status = waiting("ImagePullBackOff");
+    step(&mut c, &mut w, now());
+    assert_eq!(c.status, before);
+    assert!(
+        cond::get(&before.unwrap().conditions, cond::PROGRESSING).unwrap().message.contains("ImagePull: image x:1")
+    );
 }

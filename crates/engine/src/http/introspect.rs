@@ -22,7 +22,7 @@ use crate::{
 /// (SGLang answers 503 while paused, which makes probes kill it in the middle of a weight update).
 pub(crate) async fn health(State(front): State<Arc<Front>>) -> StatusCode {
     let silent = front.shared.silence() > Duration::from_secs(front.options.watchdog_timeout_secs);
-    if silent || front.shared.draining.load(Ordering::Relaxed) {
+    if silent || front.shared.leaving.load(Ordering::Relaxed) {
         StatusCode::SERVICE_UNAVAILABLE
     } else {
         StatusCode::OK
@@ -110,7 +110,7 @@ pub(crate) async fn server_info(State(front): State<Arc<Front>>) -> Result<Json<
         "enable_metrics": true,
         "enable_deterministic_inference": true,
         "random_seed": null,
-        "status": if front.shared.draining.load(Ordering::Relaxed) { "stopping" } else { "ready" },
+        "status": if front.shared.leaving.load(Ordering::Relaxed) { "stopping" } else { "ready" },
         "max_total_num_tokens": load.capacity_tokens,
         "max_req_input_len": front.limits.sequence().saturating_sub(1),
         "version": env!("CARGO_PKG_VERSION"),

@@ -88,6 +88,45 @@ async fn a_stopping_engine_finishes_what_it_has_and_takes_nothing_new() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lame_duck_is_not_ready_and_still_answers_who_has_not_heard_of_it() {
+    let folder = model_folder(20);
+    // Longer than this test: it is cut short by its end.
+    let mut engine = Live::start_with(folder.path(), |options| options.lame_duck_secs = 3600).await;
+    let mut stream = engine.stream(body("in flight", 200)).await;
+    stream.until_tokens(1).await;
+    engine.begin_stop();
+    engine.until_not_ready().await;
+    for path in ["/readyz", "/health", "/ready"] {
+        assert_eq!(engine.get(path).await.0, 503, "{path}");
+    }
+    assert_eq!(engine.get("/livez").await.0, 200, "it must not be restarted");
+    let (status, answer) = engine.post("/generate", body("late", 3)).await;
+    assert_eq!((status, output_ids(&answer).len()), (200, 3));
+    assert_eq!(output_ids(&stream.last().await).len(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_the_lame_duck_time_an_engine_drains_and_ends() {
+    let folder = model_folder(20);
+    let mut engine = Live::start_with(folder.path(), |options| options.lame_duck_secs = 1).await;
+    let mut stream = engine.stream(body("in flight", 400)).await;
+    stream.until_tokens(1).await;
+    engine.begin_stop();
+    engine.until_not_ready().await;
+    loop {
+        let answer = engine.http.post(format!("{}/generate", engine.url)).json(&body("late", 1)).send().await;
+        match answer {
+            Ok(answer) if answer.status() == 200 => {}
+            Ok(answer) => break assert_eq!(answer.status(), 503),
+            // In flight were these alone: the engine has ended already.
+            Err(_) => break,
+        }
+    }
+    assert_eq!(output_ids(&stream.last().await).len(), 400);
+    engine.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_outlasts_the_drain_is_answered_with_what_it_has() {
     let folder = model_folder(20);
     let engine = Live::start_with(folder.path(), |options| options.drain_timeout_secs = 0).await;

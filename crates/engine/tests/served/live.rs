@@ -142,6 +142,13 @@ impl Live {
         drop(self.stop.take());
     }
 
+    /// Until readiness says that it is stopping.
+    pub async fn until_not_ready(&self) {
+        while self.get("/readyz").await.0 != 503 {
+            tokio::task::yield_now().await;
+        }
+    }
+
     pub async fn send(&self, request: reqwest::RequestBuilder) -> Answer {
         let response = request.timeout(Duration::from_secs(120)).send().await.unwrap();
         let status = response.status().as_u16();

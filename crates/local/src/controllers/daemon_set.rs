@@ -1,5 +1,5 @@
 //! DaemonSets: one pod on each node; an update replaces them one node at a time. Nodes here carry every label, so node
-//! selectors choose nothing; cordons do not hold a DaemonSet's pods off.
+//! selectors choose nothing, but for the one of a pause; cordons do not hold a DaemonSet's pods off.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +24,9 @@ pub fn reconcile(set: &DaemonSet, pods: &BTreeMap<&str, &Pod>, nodes: &[String])
     if set.metadata.deletion_timestamp.is_some() {
         return (changes, status);
     }
+    let selector = spec.template.spec.as_ref().and_then(|pod| pod.node_selector.as_ref());
+    let paused = selector.is_some_and(|selector| selector.contains_key(api::labels::PAUSED));
+    let nodes = if paused { &[] } else { nodes };
     let revision = template_hash(&spec.template);
     let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     let living = |pod: &&&Pod| pod.metadata.deletion_timestamp.is_none();

@@ -56,19 +56,17 @@ pub(crate) fn headless(
     }
 }
 
-/// Revisions the conductor's children are rendered for: of its ConfigMap, given [`run_json`], and of its Service and
-/// StatefulSet.
-pub fn conductor_revisions(job: &RLJob, run: &Value) -> (String, String) {
-    (hash::of(run), hash::conductor(job))
-}
-
 /// ConfigMap, Service, StatefulSet of the conductor; in this order.
 pub fn conductor_objects(job: &RLJob, frozen: &Frozen) -> Vec<Child> {
+    conductor_objects_of(job, frozen, &run_json(job))
+}
+
+/// The same, given [`run_json`].
+pub(crate) fn conductor_objects_of(job: &RLJob, frozen: &Frozen, run: &Value) -> Vec<Child> {
     let owner = Owner::rljob(job);
     let role = "conductor";
     let name = conductor_name(&owner.name);
-    let run = run_json(job);
-    let (run_revision, revision) = conductor_revisions(job, &run);
+    let (run_revision, revision) = (hash::of(run), hash::conductor(job));
     let config = ConfigMap {
         metadata: owner.child(name.clone(), role, Some(&run_revision)),
         data: Some(BTreeMap::from([("rljob.json".to_owned(), run.to_string())])),

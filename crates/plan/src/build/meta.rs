@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use api::{API_VERSION, RLJob, RolloutPool, ServingCluster, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 
+use crate::drift::RENDER_VERSION;
+
 /// Whose children are rendered.
 #[derive(Clone, Debug)]
 pub struct Owner {
@@ -82,7 +84,12 @@ impl Owner {
             name: Some(name),
             namespace: Some(self.namespace.clone()),
             labels: Some(self.labels(role)),
-            annotations: revision.map(|r| BTreeMap::from([(labels::REVISION.to_owned(), r.to_owned())])),
+            annotations: revision.map(|r| {
+                BTreeMap::from([
+                    (labels::REVISION.to_owned(), r.to_owned()),
+                    (labels::RENDER_VERSION.to_owned(), RENDER_VERSION.to_owned()),
+                ])
+            }),
             owner_references: Some(vec![self.reference()]),
             ..ObjectMeta::default()
         }

@@ -42,6 +42,7 @@ pub fn serving_spec(job: &RLJob, template: &ServingTemplate, replicas: u32) -> S
         accelerator: template.spec.accelerator.clone(),
         engine: template.spec.engine.clone(),
         updates: template.spec.updates.clone(),
+        disruption: template.spec.disruption.clone(),
     }
 }
 
@@ -52,9 +53,13 @@ pub fn serving_cluster(job: &RLJob, replicas: Option<u32>) -> Option<ServingClus
     let job = &job.defaulted();
     let wanted = template.spec.replicas;
     let spec = serving_spec(job, template, replicas.unwrap_or(wanted));
-    let revision = hash::of(
-        &json!({ "engine": hash::engine(&spec), "updates": spec.updates, "metadata": template.metadata, "policy": job.spec.deletion_policy.serving }),
-    );
+    let revision = hash::of(&json!({
+        "engine": hash::engine(&spec),
+        "updates": spec.updates,
+        "disruption": (!spec.disruption.is_default()).then_some(&spec.disruption),
+        "metadata": template.metadata,
+        "policy": job.spec.deletion_policy.serving,
+    }));
     let mut cluster = ServingCluster::new(&job.serving_name(), spec);
     cluster.metadata = metadata(
         job,
@@ -74,6 +79,8 @@ fn pool_spec(job: &RLJob, template: &PoolTemplate, replicas: Option<u32>) -> Rol
         replicas,
         storage: job.spec.storage.clone(),
         worker: template.spec.worker.clone(),
+        updates: template.spec.updates.clone(),
+        paused: false,
     }
 }
 
@@ -86,9 +93,12 @@ pub fn rollout_pool(job: &RLJob, replicas: Option<u32>) -> Option<RolloutPool> {
         api::Placement::PerNode => None,
     };
     let spec = pool_spec(job, template, wanted.and(replicas).or(wanted));
-    let revision = hash::of(
-        &json!({ "worker": hash::worker(&spec), "metadata": template.metadata, "policy": job.spec.deletion_policy.rollout }),
-    );
+    let revision = hash::of(&json!({
+        "worker": hash::worker(&spec),
+        "updates": (!spec.updates.is_default()).then_some(&spec.updates),
+        "metadata": template.metadata,
+        "policy": job.spec.deletion_policy.rollout,
+    }));
     let mut pool = RolloutPool::new(&job.rollout_name(), spec);
     pool.metadata = metadata(
         job,

@@ -3,7 +3,7 @@
 use api::{ServingSuspendPolicy, conditions as cond, labels};
 
 use super::Pass;
-use crate::{Action, Child, ChildKind, NodeState, build, pod_facts};
+use crate::{Action, Child, ChildKind, NodeState, build, drift, pod_facts};
 
 impl Pass<'_> {
     pub(super) fn children(&mut self) {
@@ -30,32 +30,19 @@ impl Pass<'_> {
             .find(|c| c.kind() == kind && c.name() == name && c.label(labels::RLJOB_UID) == Some(self.uid))
     }
 
-    /// Makes the child if it is not there, and brings it up to date if it was rendered for another meaning.
+    /// Makes the child if it is not there, and brings it up to date if its meaning has changed or somebody has edited it.
     fn ensure(&mut self, child: Child) {
-        match self.own(child.kind(), child.name()) {
-            None => self.actions.push(Action::Create(child)),
-            Some(there) if there.annotation(labels::REVISION) != child.annotation(labels::REVISION) => {
-                self.actions.push(Action::Apply(child))
-            }
-            Some(_) => {}
-        }
+        let action = match self.own(child.kind(), child.name()) {
+            None => Some(Action::Create(child)),
+            Some(there) => drift::mended(there, child).map(Action::Apply),
+        };
+        self.actions.extend(action);
     }
 
     fn conductor(&mut self) {
-        let name = build::conductor_name(self.job.metadata.name.as_deref().unwrap_or_default());
-        let (config, rest) = build::conductor_revisions(self.job, self.run_json());
-        let current = |kind, revision: &str| {
-            self.own(kind, &name).is_some_and(|c| c.annotation(labels::REVISION) == Some(revision))
-        };
-        // Rendered only when one of them is missing or was rendered for another meaning.
-        if !(current(ChildKind::ConfigMap, &config)
-            && current(ChildKind::Service, &rest)
-            && current(ChildKind::StatefulSet, &rest))
-        {
-            let frozen = self.s.frozen.clone().unwrap_or_default();
-            for child in build::conductor_objects(self.job, &frozen) {
-                self.ensure(child);
-            }
+        let frozen = self.s.frozen.clone().unwrap_or_default();
+        for child in build::conductor_objects_of(self.job, &frozen, self.run_json()) {
+            self.ensure(child);
         }
         self.lost_conductor();
     }

@@ -20,7 +20,14 @@ pub(super) fn engine(e: &Engine, accelerator: &Accelerator, spec: &str, c: &mut 
     );
     for (i, arg) in e.args.iter().enumerate() {
         let flag = arg.split('=').next().unwrap_or_default();
-        let ours = ["--listen", "--model-path", "--api-key", "--max-running-requests", "--drain-timeout-secs"];
+        let ours = [
+            "--listen",
+            "--model-path",
+            "--api-key",
+            "--max-running-requests",
+            "--drain-timeout-secs",
+            "--lame-duck-secs",
+        ];
         c.rule(
             !ours.contains(&flag),
             &format!("{spec}engine.args[{i}]"),
@@ -79,6 +86,14 @@ pub fn validate_serving(old: Option<&ServingCluster>, new: &ServingCluster) -> V
             "spec.accelerator",
             "accelerator.vendor is immutable",
             "vendor cannot be changed",
+            fix,
+        );
+        let writer = old.status.as_ref().and_then(|s| s.weights.writer.as_ref());
+        c.rule(
+            writer.is_none() || old.spec.model == s.model,
+            "spec.model",
+            "model may not change while an RLJob holds the writer's role",
+            format!("RLJob {} publishes its weights to it", writer.map(|w| w.rljob.as_str()).unwrap_or_default()),
             fix,
         );
     }

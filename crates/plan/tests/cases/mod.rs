@@ -163,7 +163,12 @@ pub const CLUSTER: &[(&str, &str, &str)] = &[
     ("another claim", "/spec/storage/claimName", "\"other\""),
     ("an empty claim", "/spec/storage/claimName", "\"\""),
     ("more engines", "/spec/replicas", "5"),
+    ("another model", "/spec/model/source", "\"pvc://thresh-data/other\""),
+    ("evictions of two", "/spec/disruption", "{\"maxUnavailable\": 2}"),
 ];
+
+/// Status of a ServingCluster that a run writes to.
+pub const HELD: &str = r#"{"weights": {"writer": {"rljob": "sort5-grpo", "uid": "uid-run"}}}"#;
 
 pub const POOL: &[(&str, &str, &str)] = &[
     ("as it is", "/spec/replicas", "2"),
@@ -172,4 +177,6 @@ pub const POOL: &[(&str, &str, &str)] = &[
     ("another claim", "/spec/storage/claimName", "\"other\""),
     ("an empty claim", "/spec/storage/claimName", "\"\""),
     ("per node with replicas", "/spec/placement", "\"PerNode\""),
+    ("paused", "/spec/paused", "true"),
+    ("half at a time", "/spec/updates", "{\"maxUnavailablePercent\": 50}"),
 ];
