@@ -21,6 +21,7 @@ use crate::{
     error::Result,
     node::{Health, Node},
     objects::{self, Table, name},
+    pod_group::PodGroup,
 };
 
 /// Passes in a row before the rest waits for the next turn; a plan that never comes to rest is a bug that must not spin.
@@ -218,6 +219,7 @@ impl Operator {
                 Some(progress) => Conductor::Report(Box::new(report(&progress))),
                 None => Conductor::Unreachable,
             },
+            quota: None,
             storage: Some(if storage.is_dir() { StorageState::Bound } else { StorageState::Missing }),
             listing: self.listing.take(),
         })
@@ -272,6 +274,7 @@ impl Operator {
     fn act<K: Resource<DynamicType = ()>>(&mut self, object: &K, action: Action, node: &mut Node) -> Result<bool> {
         let job = name(object).to_owned();
         match action {
+            // A name that another owner has is free after this turn: what has no owner any more is collected at its end.
             Action::Create(child) => {
                 if exists(self, node, child.kind(), child.name()) {
                     return Ok(false);
@@ -310,6 +313,8 @@ impl Operator {
                 self.listing = Some(Listing::of(&jobs, &pods));
                 Ok(true)
             }
+            // It goes with its run's folder, which is the user's.
+            Action::DeleteSelf { uid: _ } => Ok(false),
             Action::AddFinalizer(finalizer) => self.jobs.update(&job, |job| {
                 let list = job.metadata.finalizers.get_or_insert_default();
                 if !list.iter().any(|one| one == finalizer) {
@@ -333,6 +338,7 @@ impl Operator {
             Child::StatefulSet(one) => objects.stateful_sets.apply(*one, now),
             Child::DaemonSet(one) => objects.daemon_sets.apply(*one, now),
             Child::Job(one) => objects.jobs.apply(*one, now),
+            Child::PodGroup(_, one) => objects.pod_groups.apply(PodGroup(*one), now),
             Child::ServingCluster(one) => self.servings.apply(*one, now),
             Child::RolloutPool(one) => self.pools.apply(*one, now),
         }?;
@@ -349,6 +355,7 @@ impl Operator {
             ChildKind::StatefulSet => node.delete_stateful_set(name, foreground),
             ChildKind::DaemonSet => node.delete_daemon_set(name, foreground),
             ChildKind::Job => node.delete_job(name, foreground),
+            ChildKind::PodGroup(_) => node.objects_mut().pod_groups.remove(name).map(|one| one.is_some()),
             ChildKind::ServingCluster => self.servings.remove(name).map(|one| one.is_some()),
             ChildKind::RolloutPool => self.pools.remove(name).map(|one| one.is_some()),
         }
@@ -506,6 +513,13 @@ fn children(node: &Node, key: &str, uid: &str) -> Vec<Child> {
     all.extend(
         objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))),
     );
+    all.extend(
+        objects
+            .pod_groups
+            .iter()
+            .filter(|one| mine(&one.0.metadata))
+            .map(|one| Child::PodGroup(one.api(), Box::new(one.0.clone()))),
+    );
     all.extend(objects.jobs.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Job(Box::new(one.clone()))));
     all
 }
@@ -533,6 +547,7 @@ fn uid_of(operator: &Operator, node: &Node, kind: ChildKind, name: &str) -> Opti
         ChildKind::StatefulSet => uid(&objects.stateful_sets, name),
         ChildKind::DaemonSet => uid(&objects.daemon_sets, name),
         ChildKind::Job => uid(&objects.jobs, name),
+        ChildKind::PodGroup(_) => uid(&objects.pod_groups, name),
         ChildKind::ServingCluster => uid(&operator.servings, name),
         ChildKind::RolloutPool => uid(&operator.pools, name),
     }
