@@ -21,7 +21,9 @@ pub const PROGRESSING: &str = "Progressing";
 pub const UP_TO_DATE: &str = "UpToDate";
 /// Something works less well than asked. RLJob.
 pub const DEGRADED: &str = "Degraded";
-/// No trainer, by request. RLJob.
+/// The queue has let the attempt go. RLJob, only with a queue.
+pub const QUOTA_RESERVED: &str = "QuotaReserved";
+/// No trainer, by request or because its queue holds it. RLJob.
 pub const SUSPENDED: &str = "Suspended";
 /// The run has reached its end. RLJob; absolute.
 pub const COMPLETE: &str = "Complete";

@@ -1,8 +1,8 @@
 //! Every default, in one place. The CRD's `default:` values are generated from these functions.
 
 use crate::{
-    AlgorithmName, ChildPolicy, InitKind, KlKind, LossReduction, Mode, Placement, RLJob, ScheduleKind, StalenessPolicy,
-    StdKind,
+    AlgorithmName, ChildPolicy, Gang, InitKind, KlKind, LossReduction, Mode, Placement, RLJob, ScheduleKind,
+    StalenessPolicy, StdKind, TopologyMode,
 };
 
 /// 1.
@@ -133,6 +133,14 @@ pub fn mode() -> Mode {
 pub const MAX_STALENESS: u32 = 1;
 /// Stale groups are generated again, in Async mode.
 pub const STALENESS_POLICY: StalenessPolicy = StalenessPolicy::Requeue;
+/// Pods are placed one by one.
+pub fn gang() -> Gang {
+    Gang::None
+}
+/// Together where there is room.
+pub fn topology_mode() -> TopologyMode {
+    TopologyMode::Preferred
+}
 /// One at a time.
 pub fn max_unavailable() -> u32 {
     1

@@ -24,6 +24,11 @@ pub const REVISION: &str = "thresh.dev/revision";
 pub const RENDER_VERSION: &str = "thresh.dev/render-version";
 /// The `replicas` an RLJob's template last asked for.
 pub const TEMPLATE_REPLICAS: &str = "thresh.dev/template-replicas";
+/// Generation of the RLJob that a child of its spec (conductor, ServingCluster, RolloutPool) was last written from: a decision
+/// from an older one, of a cache that lags, does not write it.
+pub const RLJOB_GENERATION: &str = "thresh.dev/rljob-generation";
+/// Kueue's: the LocalQueue a Job waits in.
+pub const QUEUE_NAME: &str = "kueue.x-k8s.io/queue-name";
 /// Finalizer of an RLJob: the trainer is gone before the object is.
 pub const RLJOB_FINALIZER: &str = "thresh.dev/release-claims";
 /// Finalizer of a ServingCluster: its engines have drained before the object goes.

@@ -33,6 +33,7 @@ mod pool;
 mod problem;
 mod rljob;
 mod sampling;
+mod scheduling;
 mod serving;
 mod status;
 mod trainer;
@@ -53,6 +54,7 @@ pub use pool::{
 pub use problem::{Problem, render};
 pub use rljob::{Mode, RLJob, RLJobSpec, StalenessPolicy};
 pub use sampling::{Batch, DynamicFilter, Sampling};
+pub use scheduling::{Gang, Scheduling, Topology, TopologyMode};
 pub use serving::{
     Disruption, Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, ServingCluster, ServingClusterSpec,
     ServingClusterStatus, ServingSource, ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
@@ -72,3 +74,5 @@ pub const GROUP: &str = "thresh.dev";
 pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of the three kinds.
 pub const API_VERSION: &str = "thresh.dev/v1alpha1";
+/// `managedBy` of what this operator manages; the same as none.
+pub const MANAGER: &str = "thresh.dev/operator";

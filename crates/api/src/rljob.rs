@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Algorithm, Batch, Checkpoint, ConductorRole, Data, DeletionPolicy, Eval, Model, Optimizer, RLJobStatus, Restart,
-    Reward, RolloutSource, Sampling, ServingSource, Storage, SuspendPolicy, Trainer, WarmStart, defaults,
+    Reward, RolloutSource, Sampling, Scheduling, ServingSource, Storage, SuspendPolicy, Trainer, WarmStart, defaults,
 };
 
 /// One run of reinforcement learning.
@@ -32,6 +32,7 @@ use crate::{
     printcolumn(name = "Fails", type_ = "integer", json_path = ".status.counters.failures"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"TrainerReady\")].reason", priority = "1"),
+    printcolumn(name = "Queue", type_ = "string", json_path = ".spec.scheduling.queueName", priority = "1"),
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", priority = "1"),
     printcolumn(name = "TP", type_ = "integer", json_path = ".status.attempt.parallelism.tp", priority = "1"),
     printcolumn(name = "DP", type_ = "integer", json_path = ".status.attempt.parallelism.dp", priority = "1"),
@@ -52,6 +53,8 @@ use crate::{
 #[x_kube(validation = Rule::new("self.reward == oldSelf.reward").message("reward is immutable: another reward is a new run").field_path(".reward"))]
 #[x_kube(validation = Rule::new("self.algorithm.name == oldSelf.algorithm.name").message("algorithm.name is immutable").field_path(".algorithm"))]
 #[x_kube(validation = Rule::new("self.trainer.accelerator.vendor == oldSelf.trainer.accelerator.vendor || oldSelf.suspend").message("trainer.accelerator.vendor may change only while suspended").field_path(".trainer"))]
+#[x_kube(validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)").message("managedBy is immutable").field_path(".managedBy"))]
+#[x_kube(validation = Rule::new("(has(self.scheduling) && has(self.scheduling.queueName) ? self.scheduling.queueName : '') == (has(oldSelf.scheduling) && has(oldSelf.scheduling.queueName) ? oldSelf.scheduling.queueName : '') || oldSelf.suspend").message("scheduling.queueName may change only while suspended").field_path(".scheduling"))]
 #[x_kube(validation = Rule::new("self.model.source.startsWith('pvc://' + self.storage.claimName + '/')").message("model.source must be on storage.claimName").field_path(".model"))]
 #[x_kube(validation = Rule::new("self.mode == 'Async' || !has(self.maxStaleness)").message("maxStaleness is only allowed with mode Async").field_path(".maxStaleness"))]
 #[x_kube(validation = Rule::new("self.mode == 'Async' || !has(self.stalenessPolicy)").message("stalenessPolicy is only allowed with mode Async").field_path(".stalenessPolicy"))]
@@ -63,6 +66,11 @@ pub struct RLJobSpec {
     /// Stop the trainer after a checkpoint; serving is untouched unless `suspendPolicy` says otherwise.
     #[serde(default)]
     pub suspend: bool,
+    /// Who acts on this object: `thresh.dev/operator` (as when it is left out) or `kueue.x-k8s.io/multikueue`. What another
+    /// controller manages, this one leaves alone altogether.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == 'thresh.dev/operator' || self == 'kueue.x-k8s.io/multikueue'").message("managedBy must be thresh.dev/operator or kueue.x-k8s.io/multikueue"))]
+    pub managed_by: Option<String>,
     /// What is trained.
     pub model: Model,
     /// Where everything lives.
@@ -109,6 +117,9 @@ pub struct RLJobSpec {
     /// Evaluations. May be edited while the run lives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Eval>,
+    /// Queue, gang and priorities of the trainer's pods. An edit takes effect with the next attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<Scheduling>,
     /// What becomes of children when the RLJob is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
@@ -122,6 +133,9 @@ pub struct RLJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<u64>,
+    /// The RLJob is deleted this long after it became Complete or Failed; never when left out. On a laptop it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<u64>,
 }
 
 /// How groups are admitted to a step.

@@ -90,6 +90,8 @@ pub enum Phase {
     /// Accepted, nothing made yet.
     #[default]
     Pending,
+    /// The attempt waits for its queue.
+    Queued,
     /// Conductor, engines and workers come up.
     Preparing,
     /// The trainer's pods come up.
@@ -143,6 +145,12 @@ pub struct AttemptStatus {
     /// write is refused, cannot bring a superseded attempt back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_time: Option<MicroTime>,
+    /// When its Job was first seen free to run. Until then a queue holds it, and no deadline runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released_time: Option<MicroTime>,
+    /// Generation its Job had then: a later generation that is suspended was taken back by its queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released_generation: Option<i64>,
     /// When all ranks were first ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_time: Option<MicroTime>,
@@ -175,7 +183,7 @@ pub enum AttemptCause {
     First,
     /// The one before failed.
     Failure,
-    /// The one before lost a pod to the cluster (eviction, preemption, lost node) or to a hand.
+    /// The one before lost a pod to the cluster (eviction, preemption, lost node) or to a hand, or its quota to its queue.
     Disruption,
     /// The spec was edited.
     SpecChange,
@@ -268,6 +276,8 @@ pub enum Outcome {
     Deleted,
     /// Evicted, preempted, node lost: uncounted.
     Disrupted,
+    /// Its queue took the quota back: uncounted.
+    Preempted,
     /// Exit 3: the user must act.
     UserError,
     /// Evicted for memory, or killed for it: counted.
@@ -294,6 +304,7 @@ impl Outcome {
             Self::Stopped => "stopped as asked",
             Self::Deleted => "was deleted",
             Self::Disrupted => "was lost to the cluster",
+            Self::Preempted => "was preempted by its queue",
             Self::UserError => "failed and needs you",
             Self::OutOfMemory => "ran out of memory",
             Self::Failed => "failed",
@@ -352,6 +363,9 @@ pub struct Counters {
     /// Attempts lost to disruptions and hands.
     #[serde(default)]
     pub disruptions: u32,
+    /// Attempts whose queue took their quota back.
+    #[serde(default)]
+    pub preemptions: u32,
     /// Attempts ended for an edit.
     #[serde(default)]
     pub spec_restarts: u32,

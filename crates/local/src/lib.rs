@@ -34,6 +34,7 @@ pub mod node;
 pub mod objects;
 pub mod operator;
 pub mod pod;
+pub mod pod_group;
 pub mod pod_log;
 pub mod preflight;
 pub mod probe;

@@ -385,6 +385,9 @@ impl Node {
         for name in orphans(&self.objects.daemon_sets, alive) {
             self.delete_daemon_set(&name, false)?;
         }
+        for name in orphans(&self.objects.pod_groups, alive) {
+            self.objects.pod_groups.remove(&name)?;
+        }
         for name in orphans(&self.objects.services, alive) {
             self.objects.services.remove(&name)?;
         }
@@ -580,7 +583,11 @@ impl Node {
     fn run_controllers(&mut self) -> Result<()> {
         let pods = self.objects.pods.list();
         let now = Timestamp::now();
-        for job in self.objects.jobs.list() {
+        for mut job in self.objects.jobs.list() {
+            if let Some(free) = controllers::queue::admitted(&job) {
+                self.objects.jobs.put(free.clone())?;
+                job = free;
+            }
             let owned = controllers::owned(&job, pods.iter());
             let (changes, status) = job::reconcile(&job, &owned, now);
             self.carry_out(changes)?;

@@ -25,6 +25,7 @@ use serde_json::Value;
 use crate::{
     error::{At, Result},
     folder,
+    pod_group::PodGroup,
 };
 
 /// An object this store can hold.
@@ -188,6 +189,8 @@ pub struct Objects {
     pub pods: Table<Pod>,
     /// Trainer attempts.
     pub jobs: Table<Job>,
+    /// Of attempts, with a gang scheduler; without effect.
+    pub pod_groups: Table<PodGroup>,
     /// Engines, pooled workers, the conductor.
     pub stateful_sets: Table<StatefulSet>,
     /// Workers, one a node.
@@ -213,6 +216,7 @@ impl Objects {
         Ok(Self {
             pods: Table::open(folder)?,
             jobs: Table::open(folder)?,
+            pod_groups: Table::open(folder)?,
             stateful_sets: Table::open(folder)?,
             daemon_sets: Table::open(folder)?,
             revisions: Table::open(folder)?,
@@ -229,6 +233,7 @@ impl Objects {
         let Self {
             pods,
             jobs,
+            pod_groups,
             stateful_sets,
             daemon_sets,
             revisions,
@@ -239,6 +244,7 @@ impl Objects {
         } = self;
         pods.changes()
             + jobs.changes()
+            + pod_groups.changes()
             + stateful_sets.changes()
             + daemon_sets.changes()
             + revisions.changes()

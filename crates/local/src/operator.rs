@@ -21,6 +21,7 @@ use crate::{
     error::{Error, Result},
     node::{Health, Node},
     objects::{self, Table, name},
+    pod_group::PodGroup,
 };
 
 /// Passes in a row before the rest waits for the next turn; a plan that never comes to rest is a bug that must not spin.
@@ -225,6 +226,7 @@ impl Operator {
                 Some(progress) => Conductor::Report(Box::new(report(&progress))),
                 None => Conductor::Unreachable,
             },
+            quota: None,
             storage: Some(if storage.is_dir() { StorageState::Bound } else { StorageState::Missing }),
             listing: self.listing.take(),
         })
@@ -279,6 +281,7 @@ impl Operator {
     fn act<K: Resource<DynamicType = ()>>(&mut self, object: &K, action: Action, node: &mut Node) -> Result<bool> {
         let own = name(object).to_owned();
         match action {
+            // A name that another owner has is free after this turn: what has no owner any more is collected at its end.
             Action::Create(child) => {
                 if exists(self, node, child.kind(), child.name()) {
                     return Ok(false);
@@ -317,6 +320,8 @@ impl Operator {
                 self.listing = Some(Listing::of(&jobs, &pods));
                 Ok(true)
             }
+            // It goes with its run's folder, which is the user's.
+            Action::DeleteSelf { uid: _ } => Ok(false),
             Action::AddFinalizer(finalizer) => self.change_meta(K::kind(&()).as_ref(), &own, |meta| {
                 let list = meta.finalizers.get_or_insert_default();
                 if !list.iter().any(|one| one == finalizer) {
@@ -361,6 +366,7 @@ impl Operator {
             Child::DaemonSet(one) => objects.daemon_sets.apply(*one, now),
             Child::Job(one) => objects.jobs.apply(*one, now),
             Child::PodDisruptionBudget(one) => objects.disruption_budgets.apply(*one, now),
+            Child::PodGroup(_, one) => objects.pod_groups.apply(PodGroup(*one), now),
             Child::ServingCluster(one) => self.servings.apply(*one, now),
             Child::RolloutPool(one) => self.pools.apply(*one, now),
         }?;
@@ -381,6 +387,7 @@ impl Operator {
                 node.objects_mut().disruption_budgets.remove(name).map(|one| one.is_some())
             }
             ChildKind::ServingCluster => self.delete_serving(name),
+            ChildKind::PodGroup(_) => node.objects_mut().pod_groups.remove(name).map(|one| one.is_some()),
             ChildKind::RolloutPool => self.pools.remove(name).map(|one| one.is_some()),
         }
     }
@@ -539,6 +546,13 @@ fn children(node: &Node, key: &str, uid: &str) -> Vec<Child> {
     all.extend(
         objects.daemon_sets.iter().filter(|one| mine(&one.metadata)).map(|one| Child::DaemonSet(Box::new(one.clone()))),
     );
+    all.extend(
+        objects
+            .pod_groups
+            .iter()
+            .filter(|one| mine(&one.0.metadata))
+            .map(|one| Child::PodGroup(one.api(), Box::new(one.0.clone()))),
+    );
     all.extend(objects.jobs.iter().filter(|one| mine(&one.metadata)).map(|one| Child::Job(Box::new(one.clone()))));
     all.extend(
         objects
@@ -574,6 +588,7 @@ fn uid_of(operator: &Operator, node: &Node, kind: ChildKind, name: &str) -> Opti
         ChildKind::DaemonSet => uid(&objects.daemon_sets, name),
         ChildKind::Job => uid(&objects.jobs, name),
         ChildKind::PodDisruptionBudget => uid(&objects.disruption_budgets, name),
+        ChildKind::PodGroup(_) => uid(&objects.pod_groups, name),
         ChildKind::ServingCluster => uid(&operator.servings, name),
         ChildKind::RolloutPool => uid(&operator.pools, name),
     }

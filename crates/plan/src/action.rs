@@ -7,13 +7,15 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
+use kube::core::DynamicObject;
 use serde_json::Value;
 
 /// A decision. The executor
 ///
 /// 1. writes `status` first, if there is one, with the resourceVersion it decided on; if that is refused (someone wrote since),
 ///    it does nothing else and decides again. So what is in status is known to every later decision before it is acted on;
-/// 2. does `actions` in order and stops at the first that fails (it will be planned again);
+/// 2. does `actions` in order and stops at the first that fails (it will be planned again); the failure is told with
+///    [`crate::apply_failed`], and its end with [`crate::applied`];
 /// 3. publishes `events`;
 /// 4. decides again when something it watches changes, at once after a status write, and at `requeue_at` at the latest.
 #[derive(Clone, Debug)]
@@ -39,8 +41,14 @@ impl<S> Plan<S> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Make the object as it is here, or do nothing if one of that name with the same owner exists. Never updates.
+    ///
+    /// The owner is the controller's uid in its ownerReferences, and where it has none the uid label of its kind. If what is
+    /// there has another, it is a leftover of an object that had our name, or a stranger's: it is neither adopted nor changed.
+    /// The action fails with [`crate::ApplyError::NameTaken`] and is planned again until the name is free. Secrets, which the
+    /// executor makes by itself, are held to the same rule: a leftover's token would let its pods in.
     Create(Child),
-    /// Make the object, or bring the one there to this form (server-side apply with force on our fields).
+    /// Make the object, or bring the one there to this form (server-side apply with force on our fields). Of another owner it
+    /// fails with [`crate::ApplyError::NameTaken`], as `Create` does.
     Apply(Child),
     /// Delete the object if it still has this uid. Its dependents go first (foreground) or with it.
     Delete(Target),
@@ -71,6 +79,12 @@ pub enum Action {
     AddFinalizer(&'static str),
     /// Remove a finalizer.
     RemoveFinalizer(&'static str),
+    /// Delete the object that is decided on, if it still has this uid: its time after the end is over. Its finalizers work as
+    /// ever. On a laptop nothing is done: there the object goes with its run's folder, which is the user's.
+    DeleteSelf {
+        /// Its uid: a precondition.
+        uid: String,
+    },
 }
 
 /// An object to delete.
@@ -112,6 +126,25 @@ pub struct Event {
     pub note: String,
 }
 
+/// Whose PodGroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GangApi {
+    /// scheduling.volcano.sh/v1beta1.
+    Volcano,
+    /// scheduling.x-k8s.io/v1alpha1.
+    SchedulerPlugins,
+}
+
+impl GangApi {
+    /// API group and version of its PodGroups; the resource is `podgroups`.
+    pub fn group_version(self) -> (&'static str, &'static str) {
+        match self {
+            GangApi::Volcano => ("scheduling.volcano.sh", "v1beta1"),
+            GangApi::SchedulerPlugins => ("scheduling.x-k8s.io", "v1alpha1"),
+        }
+    }
+}
+
 /// Kinds of object we make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ChildKind {
@@ -127,6 +160,8 @@ pub enum ChildKind {
     Job,
     /// policy/v1.
     PodDisruptionBudget,
+    /// Of a gang scheduler.
+    PodGroup(GangApi),
     /// thresh.dev/v1alpha1.
     ServingCluster,
     /// thresh.dev/v1alpha1.
@@ -148,6 +183,8 @@ pub enum Child {
     Job(Box<Job>),
     /// What evictions may take of the engines.
     PodDisruptionBudget(Box<PodDisruptionBudget>),
+    /// The pods of an attempt that are placed together, or not at all.
+    PodGroup(GangApi, Box<DynamicObject>),
     /// Engines of a run.
     ServingCluster(Box<ServingCluster>),
     /// Workers of a run.
@@ -164,6 +201,7 @@ impl Child {
             Child::DaemonSet(_) => ChildKind::DaemonSet,
             Child::Job(_) => ChildKind::Job,
             Child::PodDisruptionBudget(_) => ChildKind::PodDisruptionBudget,
+            Child::PodGroup(api, _) => ChildKind::PodGroup(*api),
             Child::ServingCluster(_) => ChildKind::ServingCluster,
             Child::RolloutPool(_) => ChildKind::RolloutPool,
         }
@@ -178,6 +216,7 @@ impl Child {
             Child::DaemonSet(o) => &o.metadata,
             Child::Job(o) => &o.metadata,
             Child::PodDisruptionBudget(o) => &o.metadata,
+            Child::PodGroup(_, o) => &o.metadata,
             Child::ServingCluster(o) => &o.metadata,
             Child::RolloutPool(o) => &o.metadata,
         }
@@ -192,6 +231,7 @@ impl Child {
             Child::DaemonSet(o) => &mut o.metadata,
             Child::Job(o) => &mut o.metadata,
             Child::PodDisruptionBudget(o) => &mut o.metadata,
+            Child::PodGroup(_, o) => &mut o.metadata,
             Child::ServingCluster(o) => &mut o.metadata,
             Child::RolloutPool(o) => &mut o.metadata,
         }
@@ -231,6 +271,7 @@ impl Child {
             Child::DaemonSet(o) => serde_json::to_value(o),
             Child::Job(o) => serde_json::to_value(o),
             Child::PodDisruptionBudget(o) => serde_json::to_value(o),
+            Child::PodGroup(_, o) => serde_json::to_value(o),
             Child::ServingCluster(o) => serde_json::to_value(o),
             Child::RolloutPool(o) => serde_json::to_value(o),
         };

@@ -179,6 +179,16 @@ pub fn verdict<'a>(ending: &'a Ending, job: Option<(&str, &str)>) -> (Outcome, O
     }
 }
 
+/// Whether the queue that took the Job back explains this end: its pods were removed, or ended as they were told to. A failure of
+/// a rank's own, before or meanwhile, stays one.
+pub fn by_preemption(outcome: Outcome, first: Option<&PodEnd>) -> bool {
+    match outcome {
+        Outcome::Deleted | Outcome::Stopped => true,
+        Outcome::Failed => first.is_some_and(|e| matches!(e.exit_code, Some(exit::PEER_FAILED | exit::TERMINATED))),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod action;
+mod applied;
 mod backoff;
 pub mod build;
 mod classify;
@@ -32,11 +33,13 @@ mod trouble;
 pub mod validate;
 mod world;
 
-pub use action::{Action, Child, ChildKind, ConductorSettings, Event, Plan, Target};
+pub use action::{Action, Child, ChildKind, ConductorSettings, Event, GangApi, Plan, Target};
+pub use applied::{ApplyError, applied, apply_failed};
 pub use settings::{Images, Settings};
 pub use validate::{check, validate};
 pub use world::{
-    Conductor, ListedJob, ListedPod, Listing, NodeState, PoolWorld, Report, ServingWorld, StorageState, World, micro,
+    Conductor, ListedJob, ListedPod, Listing, NodeState, PoolWorld, Quota, Report, ServingWorld, StorageState, World,
+    micro,
 };
 
 /// `t + d`, at most the end of time.

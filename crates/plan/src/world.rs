@@ -24,6 +24,8 @@ pub struct World {
     pub conductor: Conductor,
     /// Whether the claim exists and is bound; `None` where it was not looked at.
     pub storage: Option<StorageState>,
+    /// What the queue says of the living attempt; `None` where it was not asked, or has nothing.
+    pub quota: Option<Quota>,
     /// Answer to [`crate::Action::ConfirmGone`], given to the one `decide` that follows.
     pub listing: Option<Listing>,
 }
@@ -48,6 +50,17 @@ pub enum StorageState {
     Pending,
     /// Not there.
     Missing,
+}
+
+/// What a queue says of the Job of the living attempt: of Kueue, two conditions of its Workload.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Condition QuotaReserved: the quota is set aside for it.
+    pub reserved: bool,
+    /// Reason of that condition; `Inadmissible` when its queue is not there, or is stopped.
+    pub reason: String,
+    /// Its message.
+    pub message: String,
 }
 
 /// What the conductor says.

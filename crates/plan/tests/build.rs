@@ -181,3 +181,59 @@ fn no_pod_gets_an_api_token_or_more_rights_than_it_needs() {
         );
     }
 }
+
+fn scheduled(job: &RLJob, id: u64, scheduling: Value) -> (Vec<Child>, Value) {
+    let mut job = job.clone();
+    job.spec.scheduling = Some(serde_json::from_value(scheduling).unwrap());
+    let attempt = AttemptStatus { id, ..attempt(&job) };
+    let all = build::attempt_objects(&job, &attempt, &frozen(), &settings());
+    let made = all.last().unwrap().to_json();
+    (all, made)
+}
+
+#[test]
+fn a_gangs_pods_are_told_of_their_group_as_its_scheduler_wants_it() {
+    let name = "sort5-grpo-t3";
+    let (all, made) = scheduled(&job(), 3, json!({ "gang": "Volcano", "priorityClassName": "first" }));
+    let group = all[1].to_json();
+    assert_eq!((&group["apiVersion"], &group["kind"]), (&json!("scheduling.volcano.sh/v1beta1"), &json!("PodGroup")));
+    assert_eq!(group["spec"], json!({ "minMember": 1, "priorityClassName": "first" }));
+    assert_eq!(group["metadata"]["name"], name);
+    assert_eq!(group["metadata"]["ownerReferences"][0]["uid"], "uid-run");
+    let pod = &made["spec"]["template"];
+    assert_eq!(pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"], name);
+    assert_eq!(pod["spec"]["schedulerName"], "volcano");
+    let (all, made) = scheduled(&job(), 3, json!({ "gang": "SchedulerPlugins" }));
+    let group = all[1].to_json();
+    assert_eq!(group["apiVersion"], "scheduling.x-k8s.io/v1alpha1");
+    assert_eq!(group["spec"], json!({ "minMember": 1 }));
+    let pod = &made["spec"]["template"];
+    assert_eq!(pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"], name);
+    assert!(pod["spec"]["schedulerName"].is_null());
+}
+
+#[test]
+fn a_queued_job_is_made_suspended_and_named_for_its_queue() {
+    let (all, made) = scheduled(&job(), 1, json!({ "queueName": "research" }));
+    assert_eq!(all.len(), 2, "no gang, no group");
+    assert_eq!(made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"], "research");
+    assert_eq!(made["spec"]["suspend"], true);
+    let plain = build::attempt_objects(&job(), &attempt(&job()), &frozen(), &settings());
+    assert!(plain[1].to_json()["spec"]["suspend"].is_null());
+}
+
+#[test]
+fn retries_have_their_own_priority_and_pods_stay_near_each_other() {
+    let both = json!({ "priorityClassName": "first", "retryPriorityClassName": "again" });
+    for (id, class) in [(1, "first"), (2, "again")] {
+        assert_eq!(scheduled(&job(), id, both.clone()).1["spec"]["template"]["spec"]["priorityClassName"], class);
+    }
+    let one = json!({ "priorityClassName": "first", "topology": { "key": "rack", "mode": "Required" } });
+    let made = scheduled(&job(), 2, one).1;
+    let spec = &made["spec"]["template"]["spec"];
+    assert_eq!(spec["priorityClassName"], "first");
+    let term = &spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
+    assert_eq!(term["topologyKey"], "rack");
+    let near = json!({ "thresh.dev/rljob-uid": "uid-run", "thresh.dev/role": "trainer", "thresh.dev/attempt": "2" });
+    assert_eq!(term["labelSelector"]["matchLabels"], near);
+}

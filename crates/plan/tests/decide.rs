@@ -844,3 +844,270 @@ fn why_a_trainer_was_told_to_stop_is_heard_before_another_begins() {
     assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Failed, 1));
     assert_eq!(sim.condition(cond::FAILED), ("True", "FailJobRule"));
 }
+
+fn queued() -> Sim {
+    let mut sim = Sim::new();
+    sim.job.spec.scheduling = Some(api::Scheduling { queue_name: Some("research".into()), ..Default::default() });
+    sim
+}
+
+#[test]
+fn an_attempt_waits_in_its_queue_without_a_deadline_and_says_so() {
+    let mut sim = queued();
+    sim.job.spec.trainer.startup_deadline_seconds = 100;
+    sim.job.spec.active_deadline_seconds = Some(7200);
+    sim.queue_open = false;
+    sim.run_for_ms(86_400_000);
+    assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Queued, 1));
+    assert_eq!(sim.condition(cond::QUOTA_RESERVED), ("False", "Queued"));
+    assert_eq!(sim.condition(cond::SUSPENDED), ("True", "SuspendedByQueue"));
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "Queued"));
+    let writes = sim.writes;
+    sim.run_for_ms(60_000);
+    assert_eq!(sim.writes, writes, "waiting is no news");
+    let says = |reserved, reason: &str| plan::Quota { reserved, reason: reason.into(), message: "of the queue".into() };
+    sim.quota = Some(says(false, "Inadmissible"));
+    sim.pass();
+    assert_eq!(sim.condition(cond::QUOTA_RESERVED), ("False", "QueueNotFound"));
+    sim.quota = Some(says(true, ""));
+    sim.pass();
+    assert_eq!(sim.condition(cond::QUOTA_RESERVED), ("True", "NotReleased"));
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "QueueNotReleased"));
+    sim.quota = None;
+    sim.queue_open = true;
+    sim.run();
+    sim.run_for_ms(1_000);
+    assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Running, 1));
+    assert_eq!(sim.condition(cond::QUOTA_RESERVED), ("True", "Admitted"));
+    assert_eq!(sim.condition(cond::SUSPENDED), ("False", "Resumed"));
+    assert!(sim.status().start_time.as_ref().unwrap().0 > sim.now - std::time::Duration::from_secs(60));
+}
+
+#[test]
+fn the_startup_deadline_runs_from_the_queues_release() {
+    let mut sim = queued();
+    sim.job.spec.trainer.startup_deadline_seconds = 100;
+    (sim.queue_open, sim.pods_ready) = (false, false);
+    sim.run_for_ms(1_000_000);
+    sim.queue_open = true;
+    sim.run();
+    sim.run_for_ms(90_000);
+    assert_eq!(sim.status().phase, Phase::Starting);
+    sim.run_for_ms(20_000);
+    assert_eq!(sim.last_outcome(), Outcome::StartupDeadline);
+}
+
+#[test]
+fn a_preempted_attempt_is_not_counted_and_the_next_one_queues_anew() {
+    let mut sim = queued();
+    sim.job.spec.trainer.failure_policy.backoff_limit = 0;
+    sim.run();
+    sim.report.commits += 1;
+    sim.preempt();
+    sim.queue_open = false;
+    sim.run_for_ms(5_000);
+    let s = sim.status();
+    assert_eq!(sim.last_outcome(), Outcome::Preempted);
+    assert_eq!((s.phase, s.attempts), (Phase::Queued, 2), "two executions never share an attempt");
+    assert_eq!((s.counters.failures, s.counters.preemptions, s.counters.disruptions), (0, 1, 0));
+    assert_eq!(sim.count(ChildKind::Job), 1, "what was taken back is not let go again");
+    sim.queue_open = true;
+    sim.run();
+    assert_eq!(sim.status().phase, Phase::Running);
+}
+
+#[test]
+fn between_a_preemption_and_the_next_attempt_the_quota_is_said_to_be_lost() {
+    let mut sim = queued();
+    sim.run();
+    sim.preempt();
+    sim.run();
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "BackingOff"));
+    assert_eq!(sim.condition(cond::QUOTA_RESERVED), ("False", "Preempted"));
+}
+
+#[test]
+fn a_failure_of_its_own_is_not_excused_by_a_preemption() {
+    let mut sim = queued();
+    sim.run();
+    sim.exit_pod(0, 1);
+    sim.preempt();
+    sim.run();
+    assert_eq!(sim.last_outcome(), Outcome::Failed);
+    assert_eq!((sim.status().counters.failures, sim.status().counters.preemptions), (1, 0));
+}
+
+#[test]
+fn pods_that_a_preemption_removes_are_no_deletion_by_a_hand() {
+    let mut sim = queued();
+    sim.pods_linger = true;
+    sim.run();
+    sim.preempt();
+    // The watch of pods is ahead of that of Jobs.
+    let mut world = sim.world();
+    for c in &mut world.children {
+        if let plan::Child::Job(j) = c {
+            (j.metadata.generation, j.spec.as_mut().unwrap().suspend) = (Some(2), Some(false));
+        }
+    }
+    let plan = plan::rljob::decide(&sim.job, &world, sim.now, &sim.settings);
+    sim.job.status = plan.status;
+    assert!(sim.status().attempt.as_ref().unwrap().ending.is_some(), "evidence is gathered");
+    sim.run_for_ms(1_000);
+    assert_eq!(sim.last_outcome(), Outcome::Preempted);
+}
+
+#[test]
+fn a_lagging_cache_that_still_shows_the_job_held_preempts_nothing() {
+    let mut sim = queued();
+    sim.run();
+    let mut world = sim.world();
+    for c in &mut world.children {
+        if let plan::Child::Job(j) = c {
+            (j.metadata.generation, j.spec.as_mut().unwrap().suspend) = (Some(1), Some(true));
+        }
+    }
+    let plan = plan::rljob::decide(&sim.job, &world, sim.now, &sim.settings);
+    assert!(!plan.actions.iter().any(|a| matches!(a, Action::Delete(_))), "{:?}", plan.actions);
+    assert!(plan.status.is_none_or(|s| s.attempt.is_some()));
+}
+
+#[test]
+fn a_preemption_whose_release_was_never_seen_is_told_by_the_attempts_claim() {
+    let mut sim = queued();
+    sim.queue_open = false;
+    sim.run();
+    // While the operator was down, the attempt was let go, claimed, and was taken back.
+    sim.queue_open = true;
+    sim.settle();
+    sim.settle();
+    assert_eq!(sim.report.attempt, 1);
+    sim.preempt();
+    sim.pass();
+    assert_eq!(sim.last_outcome(), Outcome::Preempted);
+}
+
+#[test]
+fn a_suspension_by_the_user_takes_the_attempt_out_of_the_queue() {
+    let mut sim = queued();
+    sim.queue_open = false;
+    sim.run();
+    sim.edit(|j| {
+        j.spec.suspend = true;
+        j.spec.suspend_policy.serving = api::ServingSuspendPolicy::ScaleToZero;
+    });
+    sim.pass();
+    assert_ne!(sim.serving_replicas(), 0, "the queue's suspension is not the user's");
+    sim.run();
+    assert_eq!((sim.status().phase, sim.count(ChildKind::Job)), (Phase::Suspended, 0));
+    assert_eq!(sim.condition(cond::SUSPENDED), ("True", "SuspendedByUser"));
+    assert_eq!(sim.serving_replicas(), 0);
+}
+
+#[test]
+fn a_pod_group_is_made_before_its_job_and_goes_with_its_attempt() {
+    let mut sim = Sim::with_nodes(2);
+    sim.job.spec.scheduling = Some(api::Scheduling { gang: api::Gang::Volcano, ..Default::default() });
+    sim.run();
+    let group = "PodGroup(Volcano) sort5-grpo-t1";
+    let at = |what: &str| sim.created.iter().position(|c| c == what).unwrap_or_else(|| panic!("{:?}", sim.created));
+    assert!(at(group) < at("Job sort5-grpo-t1"));
+    sim.report.commits += 1;
+    sim.exit_pod(0, 1);
+    sim.run_for_ms(5_000);
+    assert_eq!(sim.status().attempts, 2);
+    let groups: Vec<&str> =
+        sim.children.iter().filter(|c| matches!(c.kind(), ChildKind::PodGroup(_))).map(|c| c.name()).collect();
+    assert_eq!(groups, ["sort5-grpo-t2"]);
+}
+
+#[test]
+fn what_another_controller_manages_is_left_alone_altogether() {
+    let mut sim = Sim::new();
+    sim.job.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
+    let world = sim.world();
+    let plan = plan::rljob::decide(&sim.job, &world, sim.now, &sim.settings);
+    assert!(plan.status.is_none() && plan.actions.is_empty() && plan.events.is_empty());
+    assert_eq!(plan.requeue_at, None);
+    sim.job.spec.managed_by = Some(api::MANAGER.into());
+    sim.run();
+    assert_eq!(sim.status().phase, Phase::Running);
+}
+
+#[test]
+fn a_run_that_is_over_is_deleted_when_its_time_has_come_and_not_before() {
+    let mut sim = Sim::new();
+    sim.job.spec.ttl_seconds_after_finished = Some(600);
+    sim.run();
+    sim.run_for_ms(3_600_000);
+    assert_eq!(sim.status().phase, Phase::Running, "the time runs from the end");
+    sim.report.finished = true;
+    sim.exit_pod(0, 0);
+    sim.run();
+    sim.run_for_ms(590_000);
+    assert_eq!(sim.status().phase, Phase::Complete);
+    assert!(sim.job.metadata.deletion_timestamp.is_none());
+    sim.run_for_ms(20_000);
+    assert_eq!(sim.status().phase, Phase::Terminating);
+    assert!(sim.finalizers().is_empty());
+}
+
+#[test]
+fn more_steps_for_a_run_that_is_complete_are_told_once_to_change_nothing() {
+    let mut sim = Sim::new();
+    sim.run();
+    sim.report.finished = true;
+    sim.exit_pod(0, 0);
+    sim.run();
+    assert_eq!(sim.condition(cond::UP_TO_DATE), ("True", "Ended"));
+    sim.edit(|j| j.spec.total_steps = 500);
+    sim.pass();
+    assert!(sim.last_events.iter().any(|e| e.warning && e.note.contains("500")), "{:?}", sim.last_events);
+    assert_eq!(sim.condition(cond::UP_TO_DATE), ("False", "RunIsComplete"));
+    sim.pass();
+    assert!(sim.last_events.is_empty());
+    sim.run_for_ms(60_000);
+    assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Complete, 1));
+}
+
+#[test]
+fn an_older_template_of_a_lagging_cache_undoes_no_edit() {
+    let mut sim = Sim::new();
+    sim.run();
+    let old = sim.job.clone();
+    sim.edit(|j| j.spec.serving.template.as_mut().unwrap().spec.engine.max_running_requests = 32);
+    sim.run();
+    let plan = plan::rljob::decide(&old, &sim.world(), sim.now, &sim.settings);
+    assert!(!plan.actions.iter().any(|a| matches!(a, Action::Apply(_))), "{:?}", plan.actions);
+}
+
+#[test]
+fn an_attempt_that_does_not_get_all_its_pods_placed_gives_them_up_and_says_how_many_are_missing() {
+    let mut sim = Sim::with_nodes(3);
+    sim.job.spec.trainer.startup_deadline_seconds = 100;
+    sim.job.spec.trainer.failure_policy.base_delay_seconds = 60;
+    sim.pods_ready = false;
+    sim.run();
+    for (i, p) in sim.pods.iter_mut().filter(|p| plan::pod_facts::role(p) == "trainer").enumerate() {
+        if i > 0 {
+            p.spec.as_mut().unwrap().node_name = None;
+            let condition = k8s_openapi::api::core::v1::PodCondition {
+                type_: "PodScheduled".into(),
+                status: "False".into(),
+                reason: Some("Unschedulable".into()),
+                message: Some("0/4 nodes are available".into()),
+                ..Default::default()
+            };
+            p.status.as_mut().unwrap().conditions.get_or_insert_default().push(condition);
+        }
+    }
+    sim.pass();
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "Scheduling"));
+    sim.run_for_ms(99_000);
+    sim.run_for_ms(3_000);
+    let last = sim.status().last_attempt.clone().unwrap();
+    assert_eq!(last.outcome, Outcome::StartupDeadline);
+    assert!(last.message.contains("2 of 3 pods have no node"), "{}", last.message);
+    assert!(sim.status().attempt.is_none() && sim.count(ChildKind::Job) == 0, "it holds nothing while it waits");
+    assert_eq!(sim.condition(cond::TRAINER_READY), ("False", "BackingOff"));
+}

@@ -2,6 +2,7 @@
 
 pub mod daemon_set;
 pub mod job;
+pub mod queue;
 pub mod stateful_set;
 
 use std::collections::BTreeMap;

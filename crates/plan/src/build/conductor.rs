@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::{Frozen, RLJob, hash};
+use api::{Frozen, RLJob, hash, labels};
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -119,5 +119,12 @@ pub(crate) fn conductor_objects_of(job: &RLJob, frozen: &Frozen, run: &Value) ->
         }),
         status: None,
     };
-    vec![Child::ConfigMap(Box::new(config)), Child::Service(Box::new(service)), Child::StatefulSet(Box::new(set))]
+    let mut all =
+        vec![Child::ConfigMap(Box::new(config)), Child::Service(Box::new(service)), Child::StatefulSet(Box::new(set))];
+    for child in &mut all {
+        let generation = job.metadata.generation.unwrap_or(0).to_string();
+        let annotations = child.metadata_mut().annotations.get_or_insert_default();
+        annotations.insert(labels::RLJOB_GENERATION.into(), generation);
+    }
+    all
 }

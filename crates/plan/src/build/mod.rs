@@ -1,12 +1,14 @@
 //! Renders the objects of a run. Pure: the same inputs give the same objects, byte for byte.
 //!
 //! Names: `JOB-conductor` (StatefulSet, headless Service, ConfigMap) · `JOB-trainer` (headless Service) · `JOB-tN` (Job and
-//! ConfigMap of attempt N) · a ServingCluster's StatefulSet has its name, its headless Service and its
-//! PodDisruptionBudget are `NAME-engines`, its Service for others is `NAME` · a RolloutPool's StatefulSet or DaemonSet has its name, its headless Service is `NAME-workers`.
+//! ConfigMap of attempt N, and its PodGroup) · a ServingCluster's StatefulSet has its name, its headless Service and its
+//! PodDisruptionBudget are `NAME-engines`, its Service for others is `NAME` · a RolloutPool's StatefulSet or DaemonSet has its
+//! name, its headless Service is `NAME-workers`.
 //!
 //! Pods find each other by `HOSTNAME.SERVICE` within the namespace. Secrets are referred to by name, never made here.
 
 mod conductor;
+mod gang;
 mod meta;
 mod owned;
 mod pod;

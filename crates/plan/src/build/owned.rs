@@ -27,6 +27,7 @@ fn metadata(
         user.annotations.iter().filter(|(k, _)| !k.starts_with(labels::PREFIX)).map(|(k, v)| (k.clone(), v.clone())),
     );
     a.insert(labels::TEMPLATE_REPLICAS.into(), replicas.to_string());
+    a.insert(labels::RLJOB_GENERATION.into(), job.metadata.generation.unwrap_or(0).to_string());
     if policy == Some(ChildPolicy::Retain) {
         meta.owner_references = None;
     }

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service, Toleration};
 use serde_json::json;
 
 use super::conductor::{conductor_name, headless, run_json};
+use super::gang;
 use super::meta::Owner;
 use super::pod::{PodParts, node_rank, run_env, template, token, var};
 use super::{CONDUCTOR_PORT, MASTER_PORT, TRAINER_PORT, token_secret};
@@ -34,7 +35,8 @@ pub fn trainer_service(job: &RLJob) -> Service {
     headless(&owner, service_name(&owner.name), ROLE, TRAINER_PORT, owner.selector(ROLE), "v1:trainer")
 }
 
-/// The ConfigMap (immutable) and the Job of an attempt. Created once, never applied again.
+/// The ConfigMap (immutable), the PodGroup (with a gang scheduler) and the Job of an attempt, in this order. Created once, never
+/// applied again: the Job's `suspend` belongs to its queue.
 pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, settings: &Settings) -> Vec<Child> {
     let owner = Owner::rljob(job);
     let t = &job.spec.trainer;
@@ -73,6 +75,8 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
     });
     let mut pod_labels = owner.labels(ROLE);
     pod_labels.insert(labels::ATTEMPT.into(), attempt.id.to_string());
+    let mut selector = owner.selector(ROLE);
+    selector.insert(labels::ATTEMPT.into(), attempt.id.to_string());
     let parts = PodParts {
         container: ROLE,
         image,
@@ -81,7 +85,7 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
         port: TRAINER_PORT,
         resources: t.resources.clone(),
         claim: job.spec.storage.claim_name.clone(),
-        config_map: Some(name),
+        config_map: Some(name.clone()),
         grace_seconds: t.termination_grace_period_seconds.into(),
         labels: pod_labels,
         annotations: BTreeMap::from([(labels::REVISION.to_owned(), hash::trainer(job))]),
@@ -89,6 +93,7 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
         startup_seconds: i32::try_from(t.startup_deadline_seconds).unwrap_or(i32::MAX),
     };
     let mut template = template(parts, t.pod_template.as_ref());
+    gang::place(&mut template, job, &name, attempt.id, selector);
     let spec = template.spec.get_or_insert_default();
     spec.subdomain = Some(service);
     spec.restart_policy = Some("Never".into());
@@ -106,8 +111,9 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
         }
     }
 
+    let group = gang::pod_group(job, &meta, attempt.id);
     let nodes = i32::try_from(t.nodes).unwrap_or(i32::MAX);
-    let job = Job {
+    let mut made = Job {
         metadata: meta,
         spec: Some(JobSpec {
             completion_mode: Some("Indexed".into()),
@@ -142,5 +148,10 @@ pub fn attempt_objects(job: &RLJob, attempt: &AttemptStatus, frozen: &Frozen, se
         }),
         status: None,
     };
-    vec![Child::ConfigMap(Box::new(config)), Child::Job(Box::new(job))]
+    gang::enqueue(job, &mut made);
+    // The group before the Job that refers to it.
+    let mut all = vec![Child::ConfigMap(Box::new(config))];
+    all.extend(group);
+    all.push(Child::Job(Box::new(made)));
+    all
 }

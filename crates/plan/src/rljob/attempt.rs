@@ -7,8 +7,11 @@ use api::{
 use k8s_openapi::api::batch::v1::Job;
 use std::time::Duration;
 
+use super::queue::queued;
 use super::{Pass, later};
 use crate::{Action, Child, backoff, build, classify, micro, pod_facts};
+
+const TAKEN_BACK: &str = "its queue suspended the Job";
 
 impl Pass<'_> {
     /// Numbers in use, whatever wrote them; and the end of every Job that is not the living attempt's.
@@ -24,7 +27,7 @@ impl Pass<'_> {
     }
 
     fn delete_superseded(&mut self) {
-        let mut targets = Vec::new();
+        let (mut targets, mut after) = (Vec::new(), Vec::new());
         for c in &self.world.children {
             if c.label(labels::RLJOB_UID) != Some(self.uid) || c.metadata().deletion_timestamp.is_some() {
                 continue;
@@ -32,16 +35,21 @@ impl Pass<'_> {
             let number = pod_facts::attempt(c.metadata());
             let dead = match c {
                 Child::Job(_) => !self.is_living(number, c.uid()),
-                Child::ConfigMap(_) if number > 0 => self.s.attempt.as_ref().is_none_or(|a| a.id != number),
+                Child::ConfigMap(_) | Child::PodGroup(..) if number > 0 => {
+                    self.s.attempt.as_ref().is_none_or(|a| a.id != number)
+                }
                 _ => false,
             };
             if dead {
                 // In the background: in the foreground a Job with a lost pod would stay for ever. Whether the pods are gone
                 // is asked of a list, not of the Job.
-                targets.push(Action::Delete(c.target(false)));
+                let list = if matches!(c, Child::Job(_)) { &mut targets } else { &mut after };
+                list.push(Action::Delete(c.target(false)));
             }
         }
+        // What a Job refers to goes after it.
         self.actions.extend(targets);
+        self.actions.extend(after);
     }
 
     pub(super) fn live(&mut self) {
@@ -52,6 +60,7 @@ impl Pass<'_> {
             .map(|(_, j)| j);
         if let Some(j) = job {
             a.job_uid = j.metadata.uid.clone();
+            self.note_release(&mut a, j);
         }
         self.ranks(&mut a);
         self.s.attempt = Some(a);
@@ -117,8 +126,12 @@ impl Pass<'_> {
             && self.world.listing.as_ref().is_some_and(|l| !l.jobs.iter().any(|j| j.attempt == a.id));
         // An ending without evidence is one that `finished` has begun: what nobody has seen end has not ended.
         let evident = !seen.is_empty() || a.ending.as_ref().is_some_and(|e| !e.pods.is_empty());
+        let taken = job.is_some_and(|j| self.taken_back(&a, j));
         if !evident && failing.is_none() && !gone {
-            return false;
+            if taken {
+                self.end(Outcome::Preempted, None, TAKEN_BACK);
+            }
+            return taken;
         }
         let now = micro(self.now);
         let ending = a.ending.get_or_insert_with(|| Ending { first_seen: now, pods: Default::default() });
@@ -139,6 +152,10 @@ impl Pass<'_> {
             return true;
         }
         let (outcome, first) = classify::verdict(&ending, failing);
+        if taken && classify::by_preemption(outcome, first.map(|(_, e)| e)) {
+            self.end(Outcome::Preempted, None, TAKEN_BACK);
+            return true;
+        }
         if outcome == Outcome::Complete {
             // Exit 0 without `finished`: only the conductor can say, and its silence is no reason to fail.
             if self.report().is_none() {
@@ -173,10 +190,12 @@ impl Pass<'_> {
         if a.stopping.is_some() {
             return false;
         }
-        if let (None, Some(start)) = (&a.ready_time, &a.start_time) {
+        // It does not run while a queue holds the Job.
+        let start = a.released_time.as_ref().or(a.start_time.as_ref().filter(|_| !queued(&a)));
+        if let (None, Some(start)) = (&a.ready_time, start) {
             let deadline = later(start.0, Duration::from_secs(t.startup_deadline_seconds.into()));
             if self.now >= deadline {
-                let why = self.why_not_ready();
+                let why = self.what_is_missing();
                 self.end(
                     Outcome::StartupDeadline,
                     None,
@@ -200,6 +219,17 @@ impl Pass<'_> {
         false
     }
 
+    /// The same for an attempt that is given up: what it holds is not enough, and how much is missing.
+    fn what_is_missing(&self) -> String {
+        let Some(a) = &self.s.attempt else { return String::new() };
+        let pods = self.trainer_pods().filter(|(n, _)| *n == a.id).count();
+        let why = self.why_not_ready();
+        match (a.nodes as usize).saturating_sub(pods) {
+            0 => why,
+            missing => format!("{missing} of {} pods do not exist; {why}", a.nodes),
+        }
+    }
+
     /// What the pods of the attempt themselves say.
     pub(super) fn why_not_ready(&self) -> String {
         let Some(a) = &self.s.attempt else { return String::new() };
@@ -211,7 +241,9 @@ impl Pass<'_> {
                 return format!("{name}: {reason} {message}").trim_end().to_owned();
             }
             if let Some(("False", reason, message)) = pod_facts::condition(pod, "PodScheduled") {
-                return format!("{name}: {reason} {message}").trim_end().to_owned();
+                let unplaced = self.trainer_pods().filter(|(n, p)| *n == a.id && pod_facts::node(p).is_none()).count();
+                let said = format!("{unplaced} of {} pods have no node; {name}: {reason} {message}", a.nodes);
+                return said.trim_end().to_owned();
             }
         }
         "its ranks have not said that they are ready".into()
@@ -370,6 +402,7 @@ impl Pass<'_> {
         let c = &mut self.s.counters;
         match outcome {
             Outcome::Disrupted | Outcome::Deleted => c.disruptions += 1,
+            Outcome::Preempted => c.preemptions += 1,
             Outcome::SpecChange => c.spec_restarts += 1,
             Outcome::Suspended => c.requested += 1,
             _ => {}
@@ -390,7 +423,7 @@ impl Pass<'_> {
         let (restarts, failures) = (c.restarts_since_progress, c.failures_since_progress);
         let policy = &self.job.spec.trainer.failure_policy;
         let mut delay = backoff::delay(policy, restarts, self.uid, a.id);
-        if outcome == Outcome::Stopped {
+        if matches!(outcome, Outcome::Stopped | Outcome::Preempted) {
             // The conductor told it to stop, and says why: that must be heard before another begins.
             delay = delay.max(self.settings.poll_interval * 3);
         }

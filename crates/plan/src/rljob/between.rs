@@ -208,7 +208,9 @@ impl Pass<'_> {
         let name = self.job.metadata.name.as_deref().unwrap_or_default();
         let reason = match self.s.last_attempt.as_ref().map(|l| l.outcome) {
             None => AttemptCause::First,
-            Some(Outcome::Disrupted | Outcome::Deleted | Outcome::Stopped) => AttemptCause::Disruption,
+            Some(Outcome::Disrupted | Outcome::Deleted | Outcome::Stopped | Outcome::Preempted) => {
+                AttemptCause::Disruption
+            }
             Some(Outcome::SpecChange) => AttemptCause::SpecChange,
             Some(Outcome::Suspended) => AttemptCause::Resume,
             Some(Outcome::Requested) => AttemptCause::Token,
@@ -225,6 +227,8 @@ impl Pass<'_> {
             reason,
             start_time: Some(micro(self.now)),
             created_time: None,
+            released_time: None,
+            released_generation: None,
             ready_time: None,
             commits_at_start: self.report().map_or(0, |r| r.commits),
             stopping: None,
@@ -233,7 +237,9 @@ impl Pass<'_> {
         self.create();
         let desired = t.world_size();
         self.s.ranks = Some(api::Ranks { desired, ready: 0, summary: format!("0/{desired}") });
-        self.s.start_time.get_or_insert(micro(self.now));
+        if self.job.spec.scheduling.as_ref().is_none_or(|s| s.queue_name.is_none()) {
+            self.s.start_time.get_or_insert(micro(self.now));
+        }
         self.set(cond::SUSPENDED, false, "Resumed", "");
         self.at(later(self.now, std::time::Duration::from_secs(t.startup_deadline_seconds.into())));
         self.event(

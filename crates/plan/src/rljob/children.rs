@@ -34,6 +34,8 @@ impl Pass<'_> {
     fn ensure(&mut self, child: Child) {
         let action = match self.own(child.kind(), child.name()) {
             None => Some(Action::Create(child)),
+            // A later RLJob has written it: what is decided on here is a cache's.
+            Some(there) if generation(there) > generation(&child) => None,
             Some(there) => drift::mended(there, child).map(Action::Apply),
         };
         self.actions.extend(action);
@@ -79,9 +81,8 @@ impl Pass<'_> {
         let Some(template) = &self.job.spec.serving.template else {
             return;
         };
-        let asleep = self.job.spec.suspend
-            && self.job.spec.suspend_policy.serving == ServingSuspendPolicy::ScaleToZero
-            && cond::is_true(&self.s.conditions, cond::SUSPENDED);
+        let asleep =
+            self.suspended_by_user() && self.job.spec.suspend_policy.serving == ServingSuspendPolicy::ScaleToZero;
         let wanted = if asleep { 0 } else { template.spec.replicas };
         let keep = there
             .filter(|s| {
@@ -132,7 +133,14 @@ impl Pass<'_> {
             Some(c)
                 if c.annotation(labels::REVISION) == child.annotation(labels::REVISION)
                     && c.annotation(labels::TEMPLATE_REPLICAS) == child.annotation(labels::TEMPLATE_REPLICAS) => {}
+            // A later RLJob has written it: what is decided on here is a cache's.
+            Some(c) if generation(c) > generation(&child) => self.poll(),
             Some(_) => self.actions.push(Action::Apply(child)),
         }
     }
+}
+
+/// Generation of the RLJob that a child was last written from.
+fn generation(child: &Child) -> i64 {
+    child.annotation(labels::RLJOB_GENERATION).and_then(|n| n.parse().ok()).unwrap_or(0)
 }

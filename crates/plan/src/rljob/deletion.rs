@@ -19,6 +19,20 @@ impl Pass<'_> {
             return;
         }
         self.remove_conductor();
+        self.time_to_live();
+    }
+
+    /// What is over is deleted when its time has come.
+    fn time_to_live(&mut self) {
+        let (Some(seconds), Some(end)) = (self.job.spec.ttl_seconds_after_finished, &self.s.completion_time) else {
+            return;
+        };
+        let until = super::later(end.0, std::time::Duration::from_secs(seconds));
+        if self.now >= until {
+            self.actions.push(Action::DeleteSelf { uid: self.uid.to_owned() });
+        } else {
+            self.at(until);
+        }
     }
 
     fn old_pods_live(&self) -> bool {

@@ -7,6 +7,7 @@ mod attempt;
 mod between;
 mod children;
 mod deletion;
+mod queue;
 mod summary;
 mod tell;
 
@@ -23,6 +24,10 @@ use crate::{Action, Child, Event, Plan, Report, Settings, StorageState, World, b
 
 /// Decides what to do about an RLJob. Pure and total.
 pub fn decide(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Plan<RLJobStatus> {
+    if job.spec.managed_by.as_deref().is_some_and(|m| m != api::MANAGER) {
+        // Another controller's: even its status is not ours.
+        return Plan::none();
+    }
     let old = job.status.clone().unwrap_or_default();
     let mut pass = Pass {
         job,

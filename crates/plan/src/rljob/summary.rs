@@ -3,6 +3,7 @@
 use api::{Outcome, Phase, Progress, RolloutSummary, ServingSummary, StopReason, UpdateType, conditions as cond};
 use cond::Truth;
 
+use super::queue::queued;
 use super::{Pass, later};
 use crate::{micro, pod_facts};
 
@@ -52,13 +53,17 @@ impl Pass<'_> {
         self.serving_and_rollout();
         self.conductor_ready();
         self.trainer_ready();
+        self.quota();
         self.progressing();
         self.up_to_date();
         self.degraded();
         self.s.phase = self.phase();
         // A living trainer is watched: its conductor has news that no watch of ours brings.
-        if self.s.attempt.is_some() {
-            self.poll();
+        match &self.s.attempt {
+            // Its queue lets a Job go for us to see; only what it says meanwhile is not watched.
+            Some(a) if queued(a) => self.after(self.settings.poll_interval * 10),
+            Some(_) => self.poll(),
+            None => {}
         }
     }
 
@@ -152,6 +157,9 @@ impl Pass<'_> {
             let id = a.id;
             if let Some(w) = self.wait.take() {
                 self.set(cond::TRAINER_READY, false, w.reason, w.message);
+            } else if queued(&a) {
+                let (reason, message) = self.why_queued();
+                self.set(cond::TRAINER_READY, false, reason, format!("attempt {id}: {message}"));
             } else if ranks.ready >= ranks.desired && ranks.desired > 0 {
                 self.set(cond::TRAINER_READY, true, "AllRanksReady", format!("attempt {id}: {} ranks", ranks.desired));
             } else {
@@ -216,7 +224,7 @@ impl Pass<'_> {
         let Some(a) = self.s.attempt.clone() else {
             self.s.pending_revision = None;
             if self.terminal() {
-                self.set(cond::UP_TO_DATE, true, "Ended", "");
+                self.ended_up_to_date();
             } else {
                 self.set(cond::UP_TO_DATE, false, "NotRunning", "the next attempt takes the spec as it is then");
             }
@@ -245,6 +253,22 @@ impl Pass<'_> {
                 self.set(cond::UP_TO_DATE, false, "RestartPending", when);
             }
         }
+    }
+
+    /// More steps for a run that is done change nothing: that must not look as if they would.
+    fn ended_up_to_date(&mut self) {
+        const LATE: &str = "RunIsComplete";
+        let wanted = self.job.spec.total_steps;
+        let done = self.s.progress.as_ref().map_or(u64::MAX, |p| p.total_steps);
+        if !cond::is_true(&self.s.conditions, cond::COMPLETE) || wanted <= done {
+            self.set(cond::UP_TO_DATE, true, "Ended", "");
+            return;
+        }
+        let message = format!("totalSteps is {wanted} now, but Complete is absolute: more steps are a new RLJob");
+        if cond::get(&self.s.conditions, cond::UP_TO_DATE).is_none_or(|c| c.reason != LATE) {
+            self.event(true, LATE, &message);
+        }
+        self.set(cond::UP_TO_DATE, false, LATE, message);
     }
 
     fn degraded(&mut self) {
@@ -310,6 +334,7 @@ impl Pass<'_> {
         }
         match &self.s.attempt {
             Some(a) if a.ending.is_some() || a.stopping.is_some() => Phase::Restarting,
+            Some(a) if queued(a) => Phase::Queued,
             Some(a) if a.ready_time.is_some() => Phase::Running,
             Some(_) => Phase::Starting,
             None => match self.s.last_attempt.as_ref().map(|l| l.outcome) {

@@ -73,7 +73,10 @@ fn effect(path: &str) -> Effect {
     ];
     if under("algorithm") || under("optimizer") || under("restart") || TRAINER.iter().any(|t| under(t)) {
         Effect::RestartsTrainer
-    } else if under("trainer.terminationGracePeriodSeconds") || under("trainer.failurePolicy.rules") {
+    } else if under("trainer.terminationGracePeriodSeconds")
+        || under("trainer.failurePolicy.rules")
+        || under("scheduling")
+    {
         Effect::NextAttempt
     } else if under("conductor") || under("serving.ref") || under("rollout.ref") {
         Effect::RestartsConductor

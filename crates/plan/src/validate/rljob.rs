@@ -40,6 +40,7 @@ fn create(job: &RLJob, c: &mut Checks) {
     numbers(job, c);
     batch(job, c);
     trainer(job, c);
+    scheduling(job, c);
     sources(job, c);
     if let Some(t) = &s.conductor.pod_template {
         c.problems.extend(pod_template::problems(t, "conductor", "spec.conductor.podTemplate"));
@@ -298,6 +299,51 @@ fn trainer(job: &RLJob, c: &mut Checks) {
     }
 }
 
+fn scheduling(job: &RLJob, c: &mut Checks) {
+    if let Some(manager) = &job.spec.managed_by {
+        c.rule(
+            [api::MANAGER, "kueue.x-k8s.io/multikueue"].contains(&manager.as_str()),
+            "spec.managedBy",
+            "managedBy must be thresh.dev/operator or kueue.x-k8s.io/multikueue",
+            format!("nobody is called {manager}"),
+            "leave it out, unless another controller manages this object",
+        );
+    }
+    let Some(s) = &job.spec.scheduling else { return };
+    if let Some(queue) = &s.queue_name {
+        let plain = |ch: char| ch.is_ascii_lowercase() || ch.is_ascii_digit();
+        c.rule(
+            queue.starts_with(plain)
+                && queue.ends_with(plain)
+                && queue.chars().all(|ch| plain(ch) || ch == '-' || ch == '.'),
+            "spec.scheduling.queueName",
+            "queueName must be lower-case letters, digits, '-' and '.'",
+            format!("`{queue}` cannot be the name of a LocalQueue"),
+            "name a LocalQueue of this namespace",
+        );
+    }
+    let classes =
+        [("priorityClassName", &s.priority_class_name), ("retryPriorityClassName", &s.retry_priority_class_name)];
+    for (field, class) in classes {
+        c.rule(
+            class.as_ref().is_none_or(|name| !name.is_empty()),
+            &format!("spec.scheduling.{field}"),
+            &format!("{field} must not be empty"),
+            "is empty",
+            "name a PriorityClass, or remove it",
+        );
+    }
+    if let Some(topology) = &s.topology {
+        c.rule(
+            !topology.key.is_empty(),
+            "spec.scheduling.topology.key",
+            "topology.key must not be empty",
+            "is empty",
+            "name a label of your nodes, such as topology.kubernetes.io/rack",
+        );
+    }
+}
+
 fn sources(job: &RLJob, c: &mut Checks) {
     let s = &job.spec;
     let pairs = [
@@ -358,6 +404,15 @@ fn update(old: &RLJob, new: &RLJob, c: &mut Checks) {
     if let (Some(a), Some(b)) = (&o.rollout.template, &n.rollout.template) {
         same(a.spec.placement == b.spec.placement, "spec.rollout.template.spec.placement", "placement is immutable");
     }
+    same(o.managed_by == n.managed_by, "spec.managedBy", "managedBy is immutable");
+    let queue = |s: &api::RLJobSpec| s.scheduling.as_ref().and_then(|s| s.queue_name.clone()).unwrap_or_default();
+    c.rule(
+        queue(o) == queue(n) || o.suspend,
+        "spec.scheduling",
+        "scheduling.queueName may change only while suspended",
+        "the attempt is in its queue now",
+        "set suspend: true first, and change the queue once it is suspended",
+    );
     c.rule(
         o.trainer.accelerator.vendor == n.trainer.accelerator.vendor || o.suspend,
         "spec.trainer",

@@ -149,10 +149,25 @@ pub const JOB: &[(&str, &str, &str)] = &[
     ("suspended", "/spec/suspend", "true"),
     ("a token", "/spec/restart", "{\"token\": \"1\"}"),
     ("a deadline", "/spec/activeDeadlineSeconds", "60"),
+    ("a time to live", "/spec/ttlSecondsAfterFinished", "0"),
+    ("managed by us", "/spec/managedBy", "\"thresh.dev/operator\""),
+    ("managed elsewhere", "/spec/managedBy", "\"kueue.x-k8s.io/multikueue\""),
+    ("managed by nobody", "/spec/managedBy", "\"example.com/x\""),
+    ("a queue", "/spec/scheduling", "{\"queueName\": \"research\"}"),
+    ("a queue while suspended", "", QUEUE_WHILE_SUSPENDED),
+    ("a queue that is no name", "/spec/scheduling", "{\"queueName\": \"Research_1\"}"),
+    ("a gang", "/spec/scheduling", "{\"gang\": \"Volcano\"}"),
+    ("no gang", "/spec/scheduling", "{\"gang\": \"None\"}"),
+    ("classes", "/spec/scheduling", "{\"priorityClassName\": \"a\", \"retryPriorityClassName\": \"b\"}"),
+    ("an empty class", "/spec/scheduling", "{\"priorityClassName\": \"\"}"),
+    ("an empty class of retries", "/spec/scheduling", "{\"retryPriorityClassName\": \"\"}"),
+    ("a topology", "/spec/scheduling", "{\"topology\": {\"key\": \"rack\"}}"),
+    ("a topology of no label", "/spec/scheduling", "{\"topology\": {\"key\": \"\"}}"),
 ];
 
 const EVAL_ON_NOTHING: &str =
     r#"{"/spec/eval": {"everySteps": 5}, "/spec/data/evalPath": null, "/spec/warmStart": null}"#;
+const QUEUE_WHILE_SUSPENDED: &str = r#"{"/spec/suspend": true, "/spec/scheduling": {"queueName": "research"}}"#;
 const MANY_DEVICES: &str = r#"{"/spec/trainer/nodes": 1024, "/spec/trainer/parallelism": {"tp": 1}}"#;
 
 pub const CLUSTER: &[(&str, &str, &str)] = &[

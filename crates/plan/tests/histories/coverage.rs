@@ -74,6 +74,7 @@ const TABLE: &str = "
     action: Create RolloutPool, Create Service, Create ServingCluster, Create StatefulSet, Delete ConfigMap
     action: Delete Job, Delete StatefulSet, DeletePod, DeletePod by force, RemoveFinalizer, RequestCheckpoint
     action: RequestCheckpoint and stop, Tell
+    action: Create PodGroup(Volcano), Delete PodGroup(Volcano), DeleteSelf
     cause: Disruption, Failure, First, Resume, SpecChange, Token
     condition Accepted False: ClaimDenied, InvalidSpec, NameTaken, StorageNotBound
     condition Accepted True: Valid
@@ -86,31 +87,33 @@ const TABLE: &str = "
     condition Progressing False: Ended, NotStarted
     condition Progressing True: StepAdvanced
     condition Progressing Unknown: StatusUnreachable
+    condition QuotaReserved False: Preempted, Queued, QueueNotFound
+    condition QuotaReserved True: Admitted, NotReleased
     condition RolloutReady False: BelowMinimum, Creating
     condition RolloutReady True: AboveMinimum
     condition ServingReady False: BelowMinimum, Creating, WaitingForClaim
     condition ServingReady True: AboveMinimum, Released
     condition Suspended False: Resumed
-    condition Suspended True: SuspendedByUser
+    condition Suspended True: SuspendedByQueue, SuspendedByUser
     condition TrainerReady False: BackingOff, ContainerError, Ended, InvalidSpec, NameTaken, Starting
     condition TrainerReady False: StatusUnreachable, StorageNotBound, Suspended, WaitingForClaim
     condition TrainerReady False: WaitingForConductor, WaitingForFence, WaitingForOldPods, WaitingForRollout
-    condition TrainerReady False: WaitingForServing
+    condition TrainerReady False: Queued, QueueNotReleased, WaitingForServing
     condition TrainerReady True: AllRanksReady
     condition UpToDate False: CheckpointRequested, NotRunning, RestartPending
     condition UpToDate True: Ended, RevisionRunning
     event: AttemptEnded, AttemptStarted, CheckpointTimedOut, Complete, ConductorForced, Failed, Fencing
     event: Restarted, StalePodsFenced
     outcome: Complete, Deleted, Disrupted, Failed, NoProgress, OutOfMemory, Requested, SpecChange
-    outcome: StartupDeadline, Stopped, Suspended, UserError
+    outcome: Preempted, StartupDeadline, Stopped, Suspended, UserError
     phase: Complete, Failed, Pending, Preparing, Restarting, Running, Starting, Suspended, Suspending
-    phase: Terminating
+    phase: Queued, Terminating
     state: BackingOff, Complete, Ended, Ending, EndingWhileSaving, Failed, Fencing, Gated, NotAccepted
-    state: Numbered, OldPods, Running, SavingForEdit, SavingForSuspend, SavingForToken, Starting, Suspended
+    state: Numbered, OldPods, Queued, Running, SavingForEdit, SavingForSuspend, SavingForToken, Starting, Suspended
     state: Terminating
     step BackingOff ->: Failed, Gated, NotAccepted, Numbered, Suspended, Terminating
     step Complete ->: Terminating
-    step Ended ->: Failed, NotAccepted, OldPods, Terminating
+    step Ended ->: Failed, NotAccepted, Numbered, OldPods, Terminating
     step Ending ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, Terminating
     step EndingWhileSaving ->: Complete, Ended, Ending, Failed, NotAccepted, Terminating
     step Failed ->: Gated, NotAccepted, OldPods, Suspended, Terminating
@@ -118,17 +121,19 @@ const TABLE: &str = "
     step Gated ->: BackingOff, Failed, NotAccepted, Numbered, Suspended, Terminating
     step New ->: NotAccepted, OldPods, Terminating
     step NotAccepted ->: BackingOff, Failed, Gated, Numbered, OldPods, Suspended, Terminating
-    step Numbered ->: Complete, Ended, Ending, Failed, NotAccepted, Running, SavingForEdit, SavingForSuspend
-    step Numbered ->: SavingForToken, Starting, Terminating
+    step Numbered ->: Queued, Complete, Ended, Ending, Failed, NotAccepted, Running, SavingForEdit, SavingForSuspend
+    step Numbered ->: EndingWhileSaving, SavingForToken, Starting, Terminating
     step OldPods ->: BackingOff, Failed, Fencing, Gated, NotAccepted, Numbered, Suspended, Terminating
+    step Queued ->: Ended, Ending, Failed, NotAccepted, Running, Starting, Terminating
     step Running ->: Complete, Ended, Ending, EndingWhileSaving, Failed, NotAccepted, SavingForEdit
     step Running ->: SavingForSuspend, SavingForToken, Terminating
     step SavingForEdit ->: Ended, EndingWhileSaving, Failed, NotAccepted, Running, SavingForSuspend
     step SavingForEdit ->: SavingForToken, Terminating
-    step SavingForSuspend ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, Terminating
+    step SavingForSuspend ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, SavingForToken
+    step SavingForSuspend ->: Terminating
     step SavingForToken ->: Ended, EndingWhileSaving, Failed, NotAccepted, SavingForSuspend, Terminating
     step Starting ->: Ended, Ending, EndingWhileSaving, Failed, NotAccepted, Running, SavingForEdit
-    step Starting ->: SavingForSuspend, Terminating
+    step Starting ->: SavingForSuspend, SavingForToken, Terminating
     step Suspended ->: BackingOff, Failed, Gated, NotAccepted, Numbered, Terminating
 ";
 
@@ -161,6 +166,7 @@ fn state(s: &RLJobStatus) -> &'static str {
         (Some(StopReason::Suspend), None) => "SavingForSuspend",
         (Some(StopReason::Token), None) => "SavingForToken",
         (None, None) if a.ready_time.is_some() => "Running",
+        (None, None) if a.job_uid.is_some() && a.released_time.is_none() => "Queued",
         (None, None) if a.job_uid.is_some() => "Starting",
         (None, None) => "Numbered",
     }
@@ -198,6 +204,7 @@ fn name(action: &Action) -> String {
                 "RequestCheckpoint".into()
             }
         }
+        Action::DeleteSelf { .. } => "DeleteSelf".into(),
         Action::ConfirmGone => "ConfirmGone".into(),
         Action::AddFinalizer(_) => "AddFinalizer".into(),
         Action::RemoveFinalizer(_) => "RemoveFinalizer".into(),

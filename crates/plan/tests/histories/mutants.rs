@@ -60,6 +60,8 @@ pub const MUTANTS: &[Mutant] = &[
         decide: let_go_early,
         breaks: &["a deleted run is let go when nothing of it can write"],
     },
+    Mutant { name: "time in the queue counts as starting", decide: queue_counts, breaks: &[watch::CAUSE] },
+    Mutant { name: "a preemption is counted as a failure", decide: preemption_counted, breaks: &[watch::COUNTED] },
     Mutant { name: "gates are not looked at", decide: gates_open, breaks: &[watch::GATES] },
 ];
 
@@ -251,9 +253,38 @@ fn disruption_counted(job: &RLJob, world: &World, now: Timestamp, settings: &Set
     plan
 }
 
+fn queue_counts(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Planned {
+    let real = job.status.as_ref().and_then(|s| s.attempt.as_ref()).map(|a| (a.id, a.released_time.clone()));
+    let seen = with_status(job, |s| {
+        if let Some(a) = s.attempt.as_mut().filter(|a| a.job_uid.is_some()) {
+            a.released_time = a.released_time.take().or(a.start_time.clone());
+        }
+    });
+    let mut plan = decide(&seen, world, now, settings);
+    let mut s = after(&seen, &plan);
+    if let (Some(a), Some((id, released))) = (&mut s.attempt, real)
+        && a.id == id
+        && a.released_generation.is_none()
+    {
+        a.released_time = released;
+    }
+    write(&mut plan, job, s);
+    plan
+}
+
+fn preemption_counted(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Planned {
+    let mut plan = decide(job, world, now, settings);
+    let mut s = after(job, &plan);
+    if s.counters.preemptions > job.status.as_ref().map_or(0, |s| s.counters.preemptions) {
+        s.counters.failures += 1;
+        write(&mut plan, job, s);
+    }
+    plan
+}
+
 fn let_go_early(job: &RLJob, world: &World, now: Timestamp, settings: &Settings) -> Planned {
     let mut plan = decide(job, world, now, settings);
-    if job.metadata.deletion_timestamp.is_some() {
+    if job.metadata.deletion_timestamp.is_some() && job.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty()) {
         plan.actions.insert(0, Action::RemoveFinalizer(api::labels::RLJOB_FINALIZER));
     }
     plan

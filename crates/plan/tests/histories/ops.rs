@@ -1,6 +1,6 @@
 //! What may happen to a run.
 
-use api::{ExitCodes, FailureAction, FailureRule, Restart, ServingSuspendPolicy, UpdateType};
+use api::{ExitCodes, FailureAction, FailureRule, Gang as GangKind, Restart, ServingSuspendPolicy, UpdateType};
 use plan::{Child, ChildKind, NodeState, StorageState};
 
 use crate::rng::Rng;
@@ -68,21 +68,51 @@ pub enum Op {
     Cordon(bool),
     /// Another version of the operator takes over.
     Upgrade,
+    /// Attempts wait in a queue; only before the first, since a living run refuses it.
+    Queued {
+        open: bool,
+    },
+    /// The queue lets go what waits in it.
+    QueueOpen(bool),
+    /// What it says of the attempt.
+    Quota(u8),
+    /// It takes the quota back.
+    Preempt,
+    /// A gang scheduler places the pods of the next attempts.
+    Gang(GangKind),
+    Ttl(Option<u64>),
 }
+
+/// Seeds below this are histories without a queue.
+pub const PLAIN: u64 = 10_000;
 
 /// The history of a seed.
 pub fn history(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed);
     let rng = &mut rng;
     let mut ops = Vec::new();
+    let queued = seed >= PLAIN;
+    if queued {
+        ops.push(Op::Queued { open: rng.coin() });
+    }
     // Most begin with a run that trains; the others see it come up.
     if rng.below(4) > 0 {
         ops.push(Op::Run);
     }
     for _ in 0..1 + rng.below(40) {
-        ops.push(op(rng));
+        ops.push(if queued && rng.below(6) == 0 { queue_op(rng) } else { op(rng) });
     }
     ops
+}
+
+fn queue_op(rng: &mut Rng) -> Op {
+    match rng.below(7) {
+        0 | 1 => Op::QueueOpen(rng.coin()),
+        2 => Op::Quota(u8::try_from(rng.below(4)).unwrap()),
+        3 => Op::Gang(rng.of(&[GangKind::None, GangKind::Volcano])),
+        4 => Op::Ttl(rng.of(&[None, Some(0), Some(60)])),
+        _ => Op::Preempt,
+    }
 }
 
 fn op(rng: &mut Rng) -> Op {
@@ -209,6 +239,23 @@ impl Op {
             // Only a trainer that runs can finish.
             Op::Finish => sim.report.finished |= sim.report.attempt > 0 && sim.has_pod(0),
             Op::GiveUp(on) => sim.report.failure = on.then(|| "a pass rate of 0".to_owned()),
+            Op::Queued { open } if sim.job.status.is_none() => {
+                scheduling(sim, |s| s.queue_name = Some("research".into()));
+                sim.queue_open = open;
+            }
+            Op::Queued { .. } => {}
+            Op::QueueOpen(open) => sim.queue_open = open,
+            Op::Quota(n) => {
+                let says =
+                    |reserved, reason: &str| plan::Quota { reserved, reason: reason.into(), message: "m".into() };
+                sim.quota =
+                    [None, Some(says(true, "")), Some(says(false, "Pending")), Some(says(false, "Inadmissible"))]
+                        [usize::from(n)]
+                    .clone();
+            }
+            Op::Preempt => sim.preempt(),
+            Op::Gang(kind) => scheduling(sim, |s| s.gang = kind),
+            Op::Ttl(seconds) => sim.edit(|j| j.spec.ttl_seconds_after_finished = seconds),
             Op::Cordon(on) => {
                 sim.cordoned.clear();
                 sim.cordoned.extend(on.then(|| "node-0".to_owned()));
@@ -218,6 +265,10 @@ impl Op {
             }
         }
     }
+}
+
+fn scheduling(sim: &mut Sim, f: impl FnOnce(&mut api::Scheduling)) {
+    sim.edit(|j| f(j.spec.scheduling.get_or_insert_default()));
 }
 
 fn lose_serving(sim: &mut Sim, taken: bool) {

@@ -48,6 +48,7 @@ fn quiet(sim: &mut Sim, watch: &mut Watch) {
         j.spec.trainer.pod_template = None;
         j.spec.trainer.progress_deadline_seconds = 0;
         j.spec.active_deadline_seconds = None;
+        j.spec.ttl_seconds_after_finished = None;
     });
     let mut patience = 200;
     for _ in 0..200 {

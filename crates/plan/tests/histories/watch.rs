@@ -254,7 +254,10 @@ impl Watch {
                 let until = stopping.checkpoint.as_ref().map_or(stopping.since.0, |c| c.deadline.0);
                 self.check(now < until, OVERDUE, || format!("a checkpoint at {until}"));
             }
-            (None, None, Some(start)) => {
+            // Not while its queue holds it.
+            (None, None, Some(_)) if a.job_uid.is_some() && a.released_time.is_none() => {}
+            (None, None, Some(numbered)) => {
+                let start = a.released_time.as_ref().unwrap_or(numbered);
                 let until = seconds(start.0, sim.job.spec.trainer.startup_deadline_seconds.into());
                 self.check(now < until, OVERDUE, || format!("attempt {} is not ready at {until}", a.id));
             }
@@ -326,13 +329,15 @@ fn caused(sim: &Sim, a: &AttemptStatus, old: &RLJobStatus, new: &RLJobStatus, tr
                 || cond::get(&new.conditions, cond::FAILED).is_some_and(|c| c.reason == "DeadlineExceeded")
         }
         // What vanished before it was looked at cannot be told from what a hand removed.
-        Outcome::Deleted => removed || lost || truth.out_of_memory,
+        Outcome::Deleted => removed || lost || truth.out_of_memory || (truth.preempted && !sim.last_whole),
         Outcome::Disrupted => lost,
+        Outcome::Preempted => truth.preempted,
         Outcome::OutOfMemory => truth.out_of_memory,
         Outcome::UserError => exited(|c| *c == 3) || sim.report.failure.is_some(),
         Outcome::Failed => exited(|c| !matches!(c, 3 | 4 | 75)),
         Outcome::StartupDeadline => {
-            let from = a.start_time.as_ref().map(|t| t.0);
+            let numbered = a.start_time.as_ref().filter(|_| a.job_uid.is_none());
+            let from = a.released_time.as_ref().or(numbered).map(|t| t.0);
             a.ready_time.is_none() && since(from, t.startup_deadline_seconds.into())
         }
         Outcome::NoProgress => {

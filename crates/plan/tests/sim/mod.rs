@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use plan::{
-    Action, Child, ChildKind, Conductor, ConductorSettings, Event, Images, Listing, NodeState, Plan, Report, Settings,
-    StorageState, Target, World, pod_facts, rljob,
+    Action, Child, ChildKind, Conductor, ConductorSettings, Event, Images, Listing, NodeState, Plan, Quota, Report,
+    Settings, StorageState, Target, World, pod_facts, rljob,
 };
 
 /// `rljob::decide`, or something that is to be told from it.
@@ -27,6 +27,8 @@ pub struct Truth {
     pub out_of_memory: bool,
     pub pod_deleted: bool,
     pub job_deleted: bool,
+    /// Its queue took the quota back.
+    pub preempted: bool,
     pub node_lost: bool,
     /// First harm, by the operator's clock and by one that nobody sets.
     pub first_harm: Option<(Timestamp, i64)>,
@@ -84,6 +86,9 @@ pub struct Sim {
     /// Who holds the writer's role, if not we.
     pub writer: Option<(String, String)>,
     pub listing: Option<Listing>,
+    /// The queue lets go what waits in it.
+    pub queue_open: bool,
+    pub quota: Option<Quota>,
     pub cordoned: BTreeSet<String>,
     /// Newest last; one for each change.
     past: Vec<Past>,
@@ -150,6 +155,8 @@ impl Sim {
             engines_ready: None,
             writer: None,
             listing: None,
+            queue_open: true,
+            quota: None,
             cordoned: BTreeSet::new(),
             past: vec![],
             truth: BTreeMap::new(),
@@ -287,6 +294,7 @@ impl Sim {
             cordoned: self.cordoned.clone(),
             conductor,
             storage: self.storage,
+            quota: self.quota.clone(),
             listing: self.listing.take(),
         }
     }
@@ -351,6 +359,8 @@ impl Sim {
     /// One decision over what caches showed some changes ago; of an old object, a status write is refused.
     pub fn stale_pass(&mut self, stale: Stale) {
         self.remember();
+        // Nothing may have been decided on what is true now.
+        self.last_whole = false;
         let Some(at) = self.past.len().checked_sub(stale.behind + 1) else { return };
         let mut world = self.world();
         let past = &self.past[at];
@@ -460,6 +470,8 @@ impl Sim {
         self.engines_ready = None;
         self.storage = None;
         self.writer = None;
+        self.queue_open = true;
+        self.quota = None;
         // Whatever had our names is gone.
         self.children.retain(|c| c.label(labels::RLJOB_UID) == Some("uid-run"));
         let gone = self.nodes.clone();
@@ -480,6 +492,10 @@ impl Sim {
                 }
             }
             Action::Apply(child) => {
+                let there = self.children.iter().find(|c| c.kind() == child.kind() && c.name() == child.name());
+                if there.is_some_and(|c| written_from(c) > written_from(&child)) {
+                    self.fault(OLDER, format!("{:?} {}", child.kind(), child.name()));
+                }
                 if matches!(child.kind(), ChildKind::ServingCluster | ChildKind::RolloutPool) {
                     if self.template_edits == 0 || self.children.contains(&child) {
                         let what = format!("{:?} is written although no template was edited", child.kind());
@@ -524,6 +540,11 @@ impl Sim {
                     .collect();
                 let pods: Vec<Pod> = self.pods.iter().filter(|p| pod_facts::role(p) == "trainer").cloned().collect();
                 self.listing = Some(Listing::of(&jobs, &pods));
+            }
+            Action::DeleteSelf { uid } => {
+                if self.job.metadata.uid.as_ref() == Some(&uid) && self.job.metadata.deletion_timestamp.is_none() {
+                    self.delete();
+                }
             }
             Action::AddFinalizer(f) => {
                 self.stamp += 1;
@@ -590,6 +611,9 @@ impl Sim {
         self.uids += 1;
         let uid = at.map_or_else(|| format!("u{}", self.uids), |i| self.children[i].uid().to_owned());
         child.metadata_mut().uid = Some(uid);
+        if let (Child::Job(j), None) = (&mut child, at) {
+            j.metadata.generation = Some(1);
+        }
         if let (Child::ServingCluster(n), Some(Child::ServingCluster(o))) = (&mut child, at.map(|i| &self.children[i]))
         {
             n.status.clone_from(&o.status);
@@ -667,7 +691,19 @@ impl Sim {
                     status.replicas = 2;
                     status.ready_replicas = workers;
                 }
-                Child::Job(j) if j.status.is_none() => {
+                // Kueue: it lets go again, too, what it has taken back.
+                Child::Job(j) if self.queue_open && held(j) => {
+                    *stamp += 1;
+                    j.metadata.generation = j.metadata.generation.map(|g| g + 1);
+                    j.spec.as_mut().unwrap().suspend = Some(false);
+                }
+                Child::Job(j)
+                    if j.status.is_none()
+                        && !held(j)
+                        && !self.pods.iter().any(|p| {
+                            trainer(p) && pod_facts::attempt(&p.metadata) == pod_facts::attempt(&j.metadata)
+                        }) =>
+                {
                     *stamp += 1;
                     j.status = Some(JobStatus::default());
                     let n = pod_facts::attempt(&j.metadata);
@@ -782,6 +818,7 @@ impl Sim {
         for c in &mut self.children {
             if let Child::Job(j) = c
                 && pod_facts::attempt(&j.metadata) == attempt
+                && !held(j)
             {
                 let conditions = j.status.get_or_insert_default().conditions.get_or_insert_default();
                 if conditions.is_empty() {
@@ -876,6 +913,27 @@ impl Sim {
             .expect("no such pod")
     }
 
+    /// The queue takes the quota of the living attempt back: its Job is suspended, and the Job controller removes its pods.
+    pub fn preempt(&mut self) {
+        let Some(id) = self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).map(|a| a.id) else { return };
+        let free = self.children.iter_mut().find_map(|c| match c {
+            Child::Job(j) if pod_facts::attempt(&j.metadata) == id && !held(j) && in_queue(j) => Some(j),
+            _ => None,
+        });
+        let Some(job) = free else { return };
+        // A Job that has failed is nobody's to suspend.
+        if job.status.as_ref().is_some_and(|s| s.conditions.as_ref().is_some_and(|c| !c.is_empty())) {
+            return;
+        }
+        job.metadata.generation = job.metadata.generation.map(|g| g + 1);
+        job.spec.as_mut().unwrap().suspend = Some(true);
+        job.status = None;
+        self.harm(id).preempted = true;
+        let of = |p: &&Pod| trainer(p) && pod_facts::attempt(&p.metadata) == id && !pod_facts::ended(p);
+        let uids: Vec<String> = self.pods.iter().filter(of).filter_map(|p| p.metadata.uid.clone()).collect();
+        uids.iter().for_each(|u| self.end_pod(u, false));
+    }
+
     pub fn exit_pod(&mut self, index: u32, code: i32) {
         self.exit_pod_of(self.living(), index, code);
     }
@@ -952,7 +1010,22 @@ impl Sim {
 pub const MEMORY: &str = "TerminationByKubelet";
 
 fn of_attempt(c: &Child) -> bool {
-    matches!(c.kind(), ChildKind::Job | ChildKind::ConfigMap)
+    matches!(c.kind(), ChildKind::Job | ChildKind::ConfigMap | ChildKind::PodGroup(_))
+}
+
+/// The rule that a lagging cache of the RLJob undoes no edit.
+pub const OLDER: &str = "an older template never replaces a newer one";
+
+fn written_from(c: &Child) -> i64 {
+    c.annotation(labels::RLJOB_GENERATION).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+fn in_queue(job: &Job) -> bool {
+    job.metadata.labels.as_ref().is_some_and(|l| l.contains_key(labels::QUEUE_NAME))
+}
+
+fn held(job: &Job) -> bool {
+    job.spec.as_ref().is_some_and(|s| s.suspend == Some(true))
 }
 
 fn trainer(p: &Pod) -> bool {
