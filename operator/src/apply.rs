@@ -14,7 +14,7 @@ use kube::{
         PropagationPolicy,
     },
 };
-use plan::{Child, ChildKind, Listing, Target};
+use plan::{Child, ChildKind, GangApi, Listing, Target};
 use serde_json::Value;
 
 use crate::{
@@ -51,7 +51,7 @@ impl Hands<'_> {
     }
 
     fn count(&self, kind: ChildKind, verb: &str) {
-        self.metrics.writes.with_label_values(&[format!("{kind:?}").as_str(), verb]).inc();
+        self.metrics.writes.with_label_values(&[resource(kind).kind.as_str(), verb]).inc();
     }
 
     /// Makes the child; true if it was not there.
@@ -72,7 +72,7 @@ impl Hands<'_> {
     }
 
     async fn post(&self, child: &Child) -> Result<bool> {
-        let doing = format!("create {:?} {}", child.kind(), child.name());
+        let doing = format!("create {} {}", resource(child.kind()).kind, child.name());
         let object: DynamicObject =
             serde_json::from_value(body(child)).map_err(|source| Error::Json { doing: doing.clone(), source })?;
         let params = PostParams { field_manager: Some(self.manager.into()), ..PostParams::default() };
@@ -89,7 +89,7 @@ impl Hands<'_> {
     }
 
     async fn patch(&self, child: &Child) -> Result<()> {
-        let doing = format!("apply {:?} {}", child.kind(), child.name());
+        let doing = format!("apply {} {}", resource(child.kind()).kind, child.name());
         let params = PatchParams::apply(self.manager).force();
         self.count(child.kind(), "apply");
         ask(&doing, self.api(child.kind()).patch(child.name(), &params, &Patch::Apply(body(child)))).await.map(drop)
@@ -106,7 +106,7 @@ impl Hands<'_> {
             ..exactly(&target.uid)
         };
         self.count(target.kind, "delete");
-        let doing = format!("delete {:?} {}", target.kind, target.name);
+        let doing = format!("delete {} {}", resource(target.kind).kind, target.name);
         gone(ask(&doing, self.api(target.kind).delete(&target.name, &params)).await.map(drop))
     }
 
@@ -116,6 +116,16 @@ impl Hands<'_> {
         let params = DeleteParams { grace_period_seconds: force.then_some(0), ..exactly(uid) };
         self.metrics.writes.with_label_values(&["Pod", "delete"]).inc();
         gone(ask(&format!("delete Pod {name}"), pods.delete(name, &params)).await.map(drop))
+    }
+
+    /// The PodGroups of this run; none where the cluster knows no such kind.
+    pub async fn pod_groups(&self, api: GangApi, uid: &str) -> Result<Vec<Child>> {
+        let params = ListParams::default().labels(&format!("{}={uid}", labels::RLJOB_UID));
+        match ask("list PodGroups", self.api(ChildKind::PodGroup(api)).list(&params)).await {
+            Ok(list) => Ok(list.items.into_iter().map(|one| Child::PodGroup(api, Box::new(one))).collect()),
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// This run's trainer Jobs and pods, from the API server itself and not from a cache.
@@ -142,14 +152,15 @@ impl InTime for Api<DynamicObject> {
 }
 
 /// Deletion of what is gone, or is another object by now, has succeeded.
-fn gone(result: Result<()>) -> Result<()> {
+pub fn gone(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
         other => other,
     }
 }
 
-fn exactly(uid: &str) -> DeleteParams {
+/// Deletes only this very object.
+pub fn exactly(uid: &str) -> DeleteParams {
     let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
     DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }
 }
@@ -179,7 +190,7 @@ fn belongs(child: &Child, there: &DynamicObject) -> Result<()> {
         Some(name) => format!("another {name}"),
         None => "somebody else".into(),
     };
-    Err(Error::NameTaken { kind: format!("{:?}", child.kind()), name: child.name().to_owned(), owner })
+    Err(Error::NameTaken { kind: resource(child.kind()).kind, name: child.name().to_owned(), owner })
 }
 
 /// The object as it is sent: without status, and without nulls, which would claim fields.
@@ -204,14 +215,21 @@ pub fn without_nulls(value: &mut Value) {
     }
 }
 
-fn resource(kind: ChildKind) -> ApiResource {
-    use k8s_openapi::api::{apps::v1 as apps, batch::v1 as batch, core::v1 as core};
+/// How the API server calls a kind.
+pub fn resource(kind: ChildKind) -> ApiResource {
+    use k8s_openapi::api::{apps::v1 as apps, batch::v1 as batch, core::v1 as core, policy::v1 as policy};
     match kind {
         ChildKind::ConfigMap => ApiResource::erase::<core::ConfigMap>(&()),
         ChildKind::Service => ApiResource::erase::<core::Service>(&()),
         ChildKind::StatefulSet => ApiResource::erase::<apps::StatefulSet>(&()),
         ChildKind::DaemonSet => ApiResource::erase::<apps::DaemonSet>(&()),
         ChildKind::Job => ApiResource::erase::<batch::Job>(&()),
+        ChildKind::PodDisruptionBudget => ApiResource::erase::<policy::PodDisruptionBudget>(&()),
+        ChildKind::PodGroup(api) => {
+            let (group, version) = api.group_version();
+            let kind = kube::api::GroupVersionKind::gvk(group, version, "PodGroup");
+            ApiResource::from_gvk_with_plural(&kind, "podgroups")
+        }
         ChildKind::ServingCluster => ApiResource::erase::<api::ServingCluster>(&()),
         ChildKind::RolloutPool => ApiResource::erase::<api::RolloutPool>(&()),
     }

@@ -13,6 +13,7 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, StatefulSet},
     batch::v1::Job,
     core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service},
+    policy::v1::PodDisruptionBudget,
 };
 use kube::{
     Client, Resource,
@@ -83,6 +84,8 @@ pub struct Caches {
     pub stateful_sets: Cache<StatefulSet>,
     /// Workers.
     pub daemon_sets: Cache<DaemonSet>,
+    /// Of engines.
+    pub budgets: Cache<PodDisruptionBudget>,
     /// All claims.
     pub claims: Cache<PersistentVolumeClaim>,
     /// All nodes.

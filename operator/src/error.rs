@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use plan::ApplyError;
+
 /// A failed step of a reconcile. Its [`Error::reason`] is the condition's reason, the event's reason and the metric's label.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -79,29 +81,28 @@ impl Error {
         self.code() == Some(404)
     }
 
-    /// One stable word.
-    pub fn reason(&self) -> &'static str {
+    /// What it means for the object, if the object can be at fault; nothing for what passes by itself.
+    pub fn class(&self) -> Option<ApplyError> {
         match self {
-            Self::NameTaken { .. } => "NameTaken",
-            Self::Silent { .. } => "ApiUnavailable",
-            Self::Json { .. } | Self::NoRandomness(_) => "ApplyFailed",
-            Self::Api { source, .. } => match source {
-                kube::Error::Api(status) => match status.code {
-                    403 if status.message.contains("exceeded quota") => "QuotaExceeded",
-                    403 if status.message.contains("being terminated") => "NamespaceTerminating",
-                    403 => "Forbidden",
-                    409 => "Conflict",
-                    429 | 500.. => "ApiUnavailable",
-                    _ => "ApplyFailed",
-                },
-                _ => "ApiUnavailable",
+            Self::NameTaken { .. } => Some(ApplyError::NameTaken),
+            Self::Silent { .. } => None,
+            Self::Json { .. } | Self::NoRandomness(_) => Some(ApplyError::ApplyFailed),
+            Self::Api { source: kube::Error::Api(status), .. } => match status.code {
+                409 | 429 | 500.. => None,
+                403 if status.message.contains("being terminated") => None,
+                code => Some(ApplyError::of_answer(code, &status.reason, &status.message)),
             },
+            Self::Api { .. } => None,
         }
     }
 
-    /// Passes by itself: not worth a condition of the object, which is not at fault and could not be written either.
-    pub fn is_transient(&self) -> bool {
-        matches!(self.reason(), "ApiUnavailable" | "Conflict" | "NamespaceTerminating")
+    /// One stable word.
+    pub fn reason(&self) -> &'static str {
+        match self.class() {
+            Some(class) => class.reason(),
+            None if self.is_conflict() => ApplyError::Conflict.reason(),
+            None => "ApiUnavailable",
+        }
     }
 }
 
@@ -115,17 +116,24 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_has_a_reason_a_user_can_act_on() {
-        for (code, message, reason) in [
-            (403, "jobs.batch is forbidden: User cannot create", "Forbidden"),
-            (403, "exceeded quota: q, requested: pods=1", "QuotaExceeded"),
-            (403, "unable to create new content in namespace a because it is being terminated", "NamespaceTerminating"),
-            (409, "the object has been modified", "Conflict"),
-            (422, "spec.template: Invalid value", "ApplyFailed"),
-            (429, "too many requests", "ApiUnavailable"),
-            (503, "leader changed", "ApiUnavailable"),
+    fn every_refusal_has_a_reason_a_user_can_act_on_and_what_passes_by_itself_blames_nobody() {
+        for (code, message, reason, blames) in [
+            (403, "jobs.batch is forbidden: User cannot create", "Forbidden", true),
+            (403, "exceeded quota: q, requested: pods=1", "QuotaExceeded", true),
+            (
+                403,
+                "unable to create new content in namespace a because it is being terminated",
+                "ApiUnavailable",
+                false,
+            ),
+            (409, "the object has been modified", "Conflict", false),
+            (422, "spec.template: Invalid value", "ApplyFailed", true),
+            (404, "the server could not find the requested resource", "ApplyFailed", true),
+            (429, "too many requests", "ApiUnavailable", false),
+            (503, "leader changed", "ApiUnavailable", false),
         ] {
-            assert_eq!(refused(code, message).reason(), reason, "{code} {message}");
+            let error = refused(code, message);
+            assert_eq!((error.reason(), error.class().is_some()), (reason, blames), "{code} {message}");
         }
         assert!(refused(422, "spec.template: Invalid value").to_string().ends_with("spec.template: Invalid value"));
     }

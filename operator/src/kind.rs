@@ -53,6 +53,10 @@ pub trait Kind:
     fn conditions(status: &mut Self::Status) -> &mut Vec<Condition>;
     /// The reference to put on a child.
     fn owner(&self) -> OwnerReference;
+    /// It is ours to act on; another controller may have been named for it.
+    fn is_managed(&self) -> bool {
+        true
+    }
     /// Who else may have to be looked at when this one has changed.
     fn changed(&self, context: &Context);
     /// Gauges about this one object; all of them are taken back when it is gone.

@@ -20,6 +20,7 @@ mod links;
 mod metrics;
 mod nodes;
 mod pool;
+mod queue;
 mod reconcile;
 mod rljob;
 mod run;

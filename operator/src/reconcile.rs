@@ -16,7 +16,7 @@ use plan::{Action, Plan};
 use serde_json::json;
 
 use crate::{
-    apply::{Hands, ask, without_nulls},
+    apply::{Hands, ask, exactly, gone, without_nulls},
     context::{Context, Guarded},
     error::{Error, Result},
     kind::{Kind, identity},
@@ -90,6 +90,9 @@ async fn look<K: Kind>(guarded: &Guarded<K>, context: &Arc<Context>) -> Result<(
         }
     };
     let (namespace, _, uid) = identity(object);
+    if !object.is_managed() {
+        return Ok((Next::await_change(), false));
+    }
     let hands = Hands { client: &context.client, metrics: &context.metrics, namespace, manager: K::MANAGER };
     let mut object = K::memory(context).latest(object);
     let mut listing = None;
@@ -192,6 +195,13 @@ async fn act<K: Kind>(
             *listing = Some(hands.list(&uid).await?);
             Ok(true)
         }
+        Action::DeleteSelf { uid } => {
+            let (namespace, name, _) = identity(object);
+            let api: Api<K> = Api::namespaced(hands.client.clone(), namespace);
+            hands.metrics.writes.with_label_values(&[K::NAME, "delete"]).inc();
+            let doing = format!("delete {} {name}", K::NAME);
+            gone(ask(&doing, api.delete(name, &exactly(&uid))).await.map(drop)).map(|()| false)
+        }
         Action::AddFinalizer(finalizer) => {
             let mut list = object.meta().finalizers.clone().unwrap_or_default();
             if list.iter().any(|one| one == finalizer) {
@@ -253,41 +263,43 @@ async fn write_status<K: Kind>(object: &mut K, status: K::Status, hands: &Hands<
     Ok(())
 }
 
-/// A look that failed leaves a condition, if the object itself can be at fault and can still be written.
+/// A look that failed leaves a condition, if the object itself can be at fault.
 async fn confess<K: Kind>(object: &mut K, error: Error, hands: &Hands<'_>, context: &Context) -> Error {
-    if error.is_transient() {
-        return error;
-    }
+    let Some(class) = error.class() else { return error };
     let mut status = object.status_or_default();
     let generation = object.meta().generation;
     let list = K::conditions(&mut status);
-    let known = cond::get(list, cond::RECONCILED).is_some_and(|c| c.status == "False" && c.reason == error.reason());
-    if known {
+    let before = cond::get(list, cond::RECONCILED).cloned();
+    plan::apply_failed(list, class, &error.to_string(), generation, jiff::Timestamp::now());
+    let after = cond::get(list, cond::RECONCILED).cloned();
+    if before == after {
         return error;
     }
-    let message = error.to_string();
-    let now = jiff::Timestamp::now();
-    cond::set(list, cond::RECONCILED, cond::Truth::False, error.reason(), &message, generation, now);
-    let event = plan::Event { warning: true, reason: error.reason(), note: message };
+    let note = after.map(|c| c.message).unwrap_or_default();
     if let Err(second) = write_status(object, status, hands, context).await {
         tracing::debug!(%second, "the failure could not be written down");
         return error;
     }
-    context.events.tell(object.object_ref(&()), event).await;
+    if before.is_none_or(|c| c.reason != class.reason()) {
+        let event = plan::Event { warning: true, reason: class.reason(), note };
+        context.events.tell(object.object_ref(&()), event).await;
+    }
     error
 }
 
 /// Everything is as it should be: what was said of a failure is taken back.
 async fn absolve<K: Kind>(object: &mut K, hands: &Hands<'_>, context: &Context) -> Result<()> {
+    if object.meta().deletion_timestamp.is_some() {
+        return Ok(());
+    }
     let mut status = object.status_or_default();
     let generation = object.meta().generation;
     let list = K::conditions(&mut status);
-    if cond::get(list, cond::RECONCILED).is_some_and(|c| c.status == "True" && c.observed_generation == generation)
-        || object.meta().deletion_timestamp.is_some()
-    {
+    let before = cond::get(list, cond::RECONCILED).cloned();
+    plan::applied(list, generation, jiff::Timestamp::now());
+    if before.as_ref() == cond::get(list, cond::RECONCILED) {
         return Ok(());
     }
-    cond::set(list, cond::RECONCILED, cond::Truth::True, "Applied", "", generation, jiff::Timestamp::now());
     write_status(object, status, hands, context).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{RLJob, RLJobStatus, conditions as cond};
+use api::{Gang, RLJob, RLJobStatus, conditions as cond};
 use k8s_openapi::{
     api::core::v1::{Node, PersistentVolumeClaim, Pod},
     apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference},
@@ -11,14 +11,14 @@ use kube::{
     Api,
     runtime::reflector::{ObjectRef, Store},
 };
-use plan::{Child, Listing, NodeState, Plan, Settings, StorageState, World, build::Owner, pod_facts};
+use plan::{Child, GangApi, Listing, NodeState, Plan, Settings, StorageState, World, build::Owner, pod_facts};
 
 use crate::{
-    apply::ask,
+    apply::{Hands, ask},
     context::{Context, Guarded, Memory, Requests},
     error::Result,
     kind::{Kind, identity},
-    nodes,
+    nodes, queue,
 };
 
 impl Kind for RLJob {
@@ -48,6 +48,11 @@ impl Kind for RLJob {
         let mut children = owned_children(context, uid);
         children.extend(caches.jobs.owned_by(uid).iter().map(|o| Child::Job(Box::new((**o).clone()))));
         children.extend(caches.config_maps.owned_by(uid).iter().map(|o| Child::ConfigMap(Box::new((**o).clone()))));
+        if let Some(api) = gang(self) {
+            let hands = Hands { client: &context.client, metrics: &context.metrics, namespace, manager: Self::MANAGER };
+            // Not watched: a cluster need not have the kind.
+            children.extend(hands.pod_groups(api, uid).await?);
+        }
         let serving = context.stores.servings.get(&ObjectRef::new(&self.serving_name()).within(namespace));
         if let Some(Ok(one)) = serving.as_deref().map(|one| &one.0) {
             children.push(Child::ServingCluster(Box::new(context.servings.latest(one))));
@@ -56,6 +61,10 @@ impl Kind for RLJob {
         if let Some(Ok(one)) = pool.as_deref().map(|one| &one.0) {
             children.push(Child::RolloutPool(Box::new(context.pools.latest(one))));
         }
+        let quota = match held_by_queue(self) {
+            Some(job) => queue::quota(&context.client, namespace, job).await?,
+            None => None,
+        };
         let nodes = nodes_of(context, &pods).await?;
         let all = caches.nodes.all();
         let cordoned = all.iter().filter(|n| nodes::cordoned(n)).filter_map(|n| n.metadata.name.clone());
@@ -75,6 +84,7 @@ impl Kind for RLJob {
             cordoned: cordoned.collect(),
             conductor,
             storage: Some(storage),
+            quota,
             listing,
             pods,
         }))
@@ -94,6 +104,10 @@ impl Kind for RLJob {
 
     fn owner(&self) -> OwnerReference {
         Owner::rljob(self).reference()
+    }
+
+    fn is_managed(&self) -> bool {
+        self.spec.managed_by.as_deref().is_none_or(|manager| manager == api::MANAGER)
     }
 
     fn changed(&self, context: &Context) {
@@ -139,6 +153,22 @@ impl Kind for RLJob {
     }
 }
 
+/// The Job of an attempt that a queue has not let go yet.
+fn held_by_queue(job: &RLJob) -> Option<&str> {
+    job.spec.scheduling.as_ref()?.queue_name.as_ref()?;
+    let attempt = job.status.as_ref()?.attempt.as_ref()?;
+    attempt.job_uid.as_deref().filter(|_| attempt.released_time.is_none())
+}
+
+/// Whose PodGroups the run has.
+fn gang(job: &RLJob) -> Option<GangApi> {
+    match job.spec.scheduling.as_ref()?.gang {
+        Gang::None => None,
+        Gang::Volcano => Some(GangApi::Volcano),
+        Gang::SchedulerPlugins => Some(GangApi::SchedulerPlugins),
+    }
+}
+
 fn storage_state(claim: &PersistentVolumeClaim) -> StorageState {
     match claim.status.as_ref().and_then(|s| s.phase.as_deref()) {
         Some("Bound") => StorageState::Bound,
@@ -158,7 +188,8 @@ pub fn owned_children(context: &Context, uid: &str) -> Vec<Child> {
     let services = caches.services.owned_by(uid).into_iter().map(|o| Child::Service(Box::new((*o).clone())));
     let sets = caches.stateful_sets.owned_by(uid).into_iter().map(|o| Child::StatefulSet(Box::new((*o).clone())));
     let daemons = caches.daemon_sets.owned_by(uid).into_iter().map(|o| Child::DaemonSet(Box::new((*o).clone())));
-    services.chain(sets).chain(daemons).collect()
+    let budgets = caches.budgets.owned_by(uid).into_iter().map(|o| Child::PodDisruptionBudget(Box::new((*o).clone())));
+    services.chain(sets).chain(daemons).chain(budgets).collect()
 }
 
 /// Nodes of these pods. One that is not in the cache is asked for: only the API server can say that it is gone.

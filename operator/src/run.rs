@@ -164,6 +164,7 @@ fn realm(
             services: Cache::new(OWNERS),
             stateful_sets: Cache::new(OWNERS),
             daemon_sets: Cache::new(OWNERS),
+            budgets: Cache::new(OWNERS),
             claims: Cache::new(&[]),
             nodes: Cache::new(&[]),
         },
@@ -187,13 +188,14 @@ fn realm(
 /// Waits until every cache has been filled once.
 async fn filled(caches: &Caches) {
     // Without `..`: a cache that is added must be waited for.
-    let Caches { pods, jobs, config_maps, services, stateful_sets, daemon_sets, claims, nodes } = caches;
+    let Caches { pods, jobs, config_maps, services, stateful_sets, daemon_sets, budgets, claims, nodes } = caches;
     pods.filled().await;
     jobs.filled().await;
     config_maps.filled().await;
     services.filled().await;
     stateful_sets.filled().await;
     daemon_sets.filled().await;
+    budgets.filled().await;
     claims.filled().await;
     nodes.filled().await;
 }

@@ -60,8 +60,11 @@ pub fn start(context: &Arc<Context>, namespace: Option<&str>, writers: Writers) 
     let sets =
         children(c(), api(context, namespace), ours.clone(), |c| &c.caches.stateful_sets, slim::no_managers, owner);
     tasks.spawn(sets);
-    let daemons = children(c(), api(context, namespace), ours, |c| &c.caches.daemon_sets, slim::no_managers, owner);
+    let daemons =
+        children(c(), api(context, namespace), ours.clone(), |c| &c.caches.daemon_sets, slim::no_managers, owner);
     tasks.spawn(daemons);
+    let budgets = children(c(), api(context, namespace), ours, |c| &c.caches.budgets, slim::no_managers, owner);
+    tasks.spawn(budgets);
     let all = watcher::Config::default();
     let claims = children(c(), api(context, namespace), all.clone(), |c| &c.caches.claims, slim::no_managers, claim);
     tasks.spawn(claims);

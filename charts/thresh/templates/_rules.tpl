@@ -45,7 +45,7 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get]
+  verbs: [list]
 {{- end }}
 
 {{/* What has no namespace. It only reads. */}}
