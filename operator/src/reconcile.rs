@@ -31,6 +31,8 @@ const RESYNC: Duration = Duration::from_secs(600);
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Soonest next look.
 const SOON: Duration = Duration::from_millis(100);
+/// After children were touched, should no watch tell of it.
+const TOUCHED: Duration = Duration::from_secs(1);
 /// First and longest delay after failures in a row.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(120));
 /// News that were promised and do not come are asked for again after this.
@@ -40,8 +42,10 @@ const NEWS: Duration = Duration::from_secs(3);
 enum Looked {
     /// Nothing to do until something changes, or until then.
     Rest(Option<jiff::Timestamp>),
-    /// The world has changed by what was done.
+    /// What is decided by has changed, and is at hand: look at once.
     Again,
+    /// Children were touched. The caches do not show it yet; their watches will ask for the next look.
+    Soon,
 }
 
 /// Looks at an object until it is at rest.
@@ -109,6 +113,10 @@ async fn look<K: Kind>(guarded: &Guarded<K>, context: &Arc<Context>) -> Result<(
         let plan = object.decide(&world, jiff::Timestamp::now(), &context.settings);
         match carry_out(&mut object, plan, &hands, context, &mut listing).await {
             Ok(Looked::Again) => changed = true,
+            Ok(Looked::Soon) => {
+                K::memory(context).succeeded(uid);
+                return Ok((Next::requeue(TOUCHED), true));
+            }
             Ok(Looked::Rest(until)) => {
                 absolve(&mut object, &hands, context).await?;
                 K::memory(context).succeeded(uid);
@@ -157,67 +165,95 @@ async fn carry_out<K: Kind>(
         write_status(object, status, hands, context).await?;
         again = true;
     }
+    let mut touched = false;
+    let mut failed = None;
     for action in actions {
-        again |= act(object, action, hands, context, listing).await?;
+        match act(object, action, hands, context, listing).await {
+            Ok(Done::Nothing) => {}
+            Ok(Done::Child) => touched = true,
+            Ok(Done::Known) => again = true,
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
     }
+    // The status is written, so what they tell of has happened, whatever became of the actions: they are not planned again.
     for event in events {
         if event.reason == "StalePodsFenced" {
             context.metrics.fences.inc();
         }
         context.events.tell(object.object_ref(&()), event).await;
     }
-    Ok(if again { Looked::Again } else { Looked::Rest(requeue_at) })
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    Ok(match (listing.is_some(), touched, again) {
+        (true, ..) => Looked::Again,
+        (false, true, _) => Looked::Soon,
+        (false, false, true) => Looked::Again,
+        (false, false, false) => Looked::Rest(requeue_at),
+    })
 }
 
-/// True if the world must be looked at again at once, and not only when a watch brings news.
+/// What an action came to.
+enum Done {
+    /// Nothing that a decision would see.
+    Nothing,
+    /// A child was made, changed or deleted.
+    Child,
+    /// Something that the next decision is told.
+    Known,
+}
+
 async fn act<K: Kind>(
     object: &mut K,
     action: Action,
     hands: &Hands<'_>,
     context: &Arc<Context>,
     listing: &mut Option<plan::Listing>,
-) -> Result<bool> {
+) -> Result<Done> {
     let uid = identity(object).2.to_owned();
     match action {
-        Action::Create(child) => hands.create(&child).await.map(|_| false),
-        Action::Apply(child) => hands.apply(&child).await.map(|()| false),
-        Action::Delete(target) => hands.delete(&target).await.map(|()| false),
-        Action::DeletePod { name, uid, force } => hands.delete_pod(&name, &uid, force).await.map(|()| false),
+        Action::Create(child) => hands.create(&child).await.map(|made| if made { Done::Child } else { Done::Nothing }),
+        Action::Apply(child) => hands.apply(&child).await.map(|()| Done::Child),
+        Action::Delete(target) => hands.delete(&target).await.map(|()| Done::Child),
+        Action::DeletePod { name, uid, force } => hands.delete_pod(&name, &uid, force).await.map(|()| Done::Child),
         Action::Tell(settings) => {
             context.links.order(&uid, Order::Settings(settings));
-            Ok(false)
+            Ok(Done::Nothing)
         }
         Action::RequestCheckpoint { id, attempt, then_stop } => {
             context.links.order(&uid, Order::Checkpoint { id, attempt, then_stop });
-            Ok(false)
+            Ok(Done::Nothing)
         }
         Action::ConfirmGone => {
             *listing = Some(hands.list(&uid).await?);
-            Ok(true)
+            Ok(Done::Known)
         }
         Action::DeleteSelf { uid } => {
             let (namespace, name, _) = identity(object);
             let api: Api<K> = Api::namespaced(hands.client.clone(), namespace);
             hands.metrics.writes.with_label_values(&[K::NAME, "delete"]).inc();
             let doing = format!("delete {} {name}", K::NAME);
-            gone(ask(&doing, api.delete(name, &exactly(&uid))).await.map(drop)).map(|()| false)
+            gone(ask(&doing, api.delete(name, &exactly(&uid))).await.map(drop)).map(|()| Done::Nothing)
         }
         Action::AddFinalizer(finalizer) => {
             let mut list = object.meta().finalizers.clone().unwrap_or_default();
             if list.iter().any(|one| one == finalizer) {
-                return Ok(false);
+                return Ok(Done::Nothing);
             }
             list.push(finalizer.to_owned());
-            set_finalizers(object, list, hands, context).await
+            set_finalizers(object, list, hands, context).await.map(|()| Done::Known)
         }
         Action::RemoveFinalizer(finalizer) => {
             let mut list = object.meta().finalizers.clone().unwrap_or_default();
             list.retain(|one| one != finalizer);
             match set_finalizers(object, list, hands, context).await {
                 // Gone with it.
-                Err(error) if error.is_not_found() => Ok(false),
+                Err(error) if error.is_not_found() => Ok(Done::Nothing),
                 // With the last one the object is gone: there is nothing to look at again.
-                result => result.map(|_| false),
+                result => result.map(|()| Done::Nothing),
             }
         }
     }
@@ -228,7 +264,7 @@ async fn set_finalizers<K: Kind>(
     finalizers: Vec<String>,
     hands: &Hands<'_>,
     context: &Context,
-) -> Result<bool> {
+) -> Result<()> {
     let (namespace, name, _) = identity(object);
     let api: Api<K> = Api::namespaced(hands.client.clone(), namespace);
     let body = json!({ "metadata": { "resourceVersion": object.meta().resource_version, "finalizers": finalizers } });
@@ -238,7 +274,7 @@ async fn set_finalizers<K: Kind>(
     let written = ask(&doing, api.patch(name, &params, &Patch::Merge(&body))).await?;
     K::memory(context).wrote(object, &written);
     *object = written;
-    Ok(true)
+    Ok(())
 }
 
 /// Writes a status that was decided on exactly this version of the object; refused if somebody wrote since.
