@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 /// Trains language models by reinforcement learning, on this machine: an RLJob's parts run as processes.
 ///
-/// Its manifests are Kubernetes objects; the operator that runs them on a cluster is not there yet.
+/// Its manifests are Kubernetes objects: the operator runs them on a cluster as they are.
 #[derive(Debug, Parser)]
 #[command(name = "thresh", version, about, max_term_width = 100)]
 pub struct Args {
