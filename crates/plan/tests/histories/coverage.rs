@@ -113,7 +113,7 @@ const TABLE: &str = "
     state: Terminating
     step BackingOff ->: Failed, Gated, NotAccepted, Numbered, Suspended, Terminating
     step Complete ->: Terminating
-    step Ended ->: Failed, NotAccepted, Numbered, OldPods, Terminating
+    step Ended ->: Failed, NotAccepted, OldPods, Terminating
     step Ending ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, Terminating
     step EndingWhileSaving ->: Complete, Ended, Ending, Failed, NotAccepted, Terminating
     step Failed ->: Gated, NotAccepted, OldPods, Suspended, Terminating
@@ -122,18 +122,18 @@ const TABLE: &str = "
     step New ->: NotAccepted, OldPods, Terminating
     step NotAccepted ->: BackingOff, Failed, Gated, Numbered, OldPods, Suspended, Terminating
     step Numbered ->: Queued, Complete, Ended, Ending, Failed, NotAccepted, Running, SavingForEdit, SavingForSuspend
-    step Numbered ->: EndingWhileSaving, SavingForToken, Starting, Terminating
+    step Numbered ->: SavingForToken, Starting, Terminating
     step OldPods ->: BackingOff, Failed, Fencing, Gated, NotAccepted, Numbered, Suspended, Terminating
-    step Queued ->: Ended, Ending, Failed, NotAccepted, Running, Starting, Terminating
+    step Queued ->: Ended, Ending, EndingWhileSaving, Failed, NotAccepted, Running, SavingForEdit
+    step Queued ->: SavingForToken, Starting, Terminating
     step Running ->: Complete, Ended, Ending, EndingWhileSaving, Failed, NotAccepted, SavingForEdit
     step Running ->: SavingForSuspend, SavingForToken, Terminating
     step SavingForEdit ->: Ended, EndingWhileSaving, Failed, NotAccepted, Running, SavingForSuspend
     step SavingForEdit ->: SavingForToken, Terminating
-    step SavingForSuspend ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, SavingForToken
-    step SavingForSuspend ->: Terminating
+    step SavingForSuspend ->: Complete, Ended, EndingWhileSaving, Failed, NotAccepted, Terminating
     step SavingForToken ->: Ended, EndingWhileSaving, Failed, NotAccepted, SavingForSuspend, Terminating
     step Starting ->: Ended, Ending, EndingWhileSaving, Failed, NotAccepted, Running, SavingForEdit
-    step Starting ->: SavingForSuspend, SavingForToken, Terminating
+    step Starting ->: SavingForSuspend, Terminating
     step Suspended ->: BackingOff, Failed, Gated, NotAccepted, Numbered, Terminating
 ";
 
