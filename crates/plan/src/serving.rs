@@ -173,7 +173,9 @@ fn ended(job: &RLJob) -> bool {
 
 fn may_write(cluster: &ServingCluster, job: &RLJob) -> bool {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
-    job.serving_name() == name && !ended(job)
+    // What another controller manages has no conductor of ours, and would hold the role for ever.
+    let managed = job.spec.managed_by.as_deref().is_none_or(|manager| manager == api::MANAGER);
+    managed && job.serving_name() == name && !ended(job)
 }
 
 /// First come holds the writer's role, until it is terminal, deleted or turned elsewhere.
