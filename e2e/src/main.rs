@@ -7,11 +7,16 @@
 // The report is what this program is for.
 #![allow(clippy::print_stdout)]
 
+mod attempts;
+mod audit;
+mod bare;
 mod evidence;
+mod golden;
 mod harness;
 mod load;
 mod node;
 mod operator;
+mod proxy;
 mod record;
 mod run;
 mod stage;
@@ -30,6 +35,9 @@ struct Args {
     /// Tests at a time, of those that may run beside others.
     #[arg(long, default_value_t = 2)]
     parallel: usize,
+    /// Only tests that need no nodes: they bring an API server of their own.
+    #[arg(long)]
+    apiserver_only: bool,
     /// Keep namespaces of tests that failed.
     #[arg(long)]
     keep: bool,
@@ -38,6 +46,10 @@ struct Args {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let failed = harness::run(tests::all(), &args.filter, args.list, args.parallel, args.keep).await?;
+    let mut tests = tests::all();
+    if args.apiserver_only {
+        tests.retain(|test| test.needs == harness::Needs::Bare);
+    }
+    let failed = harness::run(tests, &args.filter, args.list, args.parallel, args.keep).await?;
     std::process::exit(i32::from(failed > 0));
 }

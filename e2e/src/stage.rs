@@ -61,20 +61,45 @@ impl Stage {
         Ok(nodes.iter().filter(|n| ready(n)).count())
     }
 
+    /// A namespace on an API server alone: nobody binds its claim, so that is done here, and nobody deletes it.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn bare(client: &Client, test: &str) -> anyhow::Result<Self> {
+        let stage = Self::of(client, test);
+        let all: Api<Namespace> = Api::all(client.clone());
+        let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": stage.namespace } });
+        all.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create the namespace")?;
+        let claims: Api<PersistentVolumeClaim> = stage.api();
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": CLAIM },
+            "spec": { "accessModes": ["ReadWriteMany"], "storageClassName": "",
+                      "resources": { "requests": { "storage": "1Gi" } } },
+        });
+        claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await.context("create the claim")?;
+        let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+        claims.patch_status(CLAIM, &PatchParams::default(), &bound).await.context("bind the claim")?;
+        Ok(stage)
+    }
+
+    fn of(client: &Client, test: &str) -> Self {
+        let mut short: String = test.replace('_', "-").chars().take(40).collect();
+        short.truncate(short.trim_end_matches('-').len());
+        Self {
+            client: client.clone(),
+            namespace: format!("e2e-{short}"),
+            test: test.to_owned(),
+            doing: Mutex::new("setting the stage".into()),
+        }
+    }
+
     /// Makes a fresh namespace under the restricted pod security standard, with the claim bound.
     ///
     /// # Errors
     /// When the API server refuses, or the claim does not bind.
     pub async fn set(client: &Client, test: &str) -> anyhow::Result<Self> {
-        let mut short: String = test.replace('_', "-").chars().take(40).collect();
-        short.truncate(short.trim_end_matches('-').len());
-        let namespace = format!("e2e-{short}");
-        let stage = Self {
-            client: client.clone(),
-            namespace: namespace.clone(),
-            test: test.to_owned(),
-            doing: Mutex::new("setting the stage".into()),
-        };
+        let stage = Self::of(client, test);
+        let namespace = &stage.namespace;
         stage.strike().await;
         let all: Api<Namespace> = Api::all(client.clone());
         let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace, "labels": {

@@ -1,11 +1,14 @@
 //! The tests, by what they are about.
 
+mod api_server;
+mod chart;
 mod lifecycle;
+mod operator;
 mod trainer;
 
 use crate::harness::Test;
 
 /// All of them, in the order they are reported.
 pub fn all() -> Vec<Test> {
-    [lifecycle::tests(), trainer::tests()].concat()
+    [api_server::tests(), chart::tests(), operator::tests(), lifecycle::tests(), trainer::tests()].concat()
 }
