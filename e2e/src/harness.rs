@@ -168,6 +168,9 @@ async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict,
             }
         },
     };
+    if test.needs == Needs::Own {
+        stage.release().await;
+    }
     // On an API server alone nobody would take a namespace away; it goes with its server.
     if test.needs != Needs::Bare && !(keep && matches!(verdict, Verdict::Failed(_))) {
         stage.strike().await;

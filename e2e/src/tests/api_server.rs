@@ -225,10 +225,8 @@ async fn bad_manifests_are_refused_by_the_api_server_but_for_what_it_cannot_know
             document["metadata"]["namespace"] = json!(stage.namespace);
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(api::GROUP, api::VERSION, &kind));
             let uri = Api::<DynamicObject>::namespaced_with(stage.client.clone(), &stage.namespace, &resource);
-            let request = kube::core::Request::new(uri.resource_url()).create(
-                &PostParams { dry_run: true, field_manager: None, ..PostParams::default() },
-                serde_json::to_vec(&document)?,
-            )?;
+            let request = kube::core::Request::new(uri.resource_url())
+                .create(&PostParams { dry_run: true, field_manager: None }, serde_json::to_vec(&document)?)?;
             let (mut parts, body) = request.into_parts();
             parts.uri = format!("{}&fieldValidation=Strict", parts.uri).parse()?;
             let answer = stage.client.request::<Value>(axum::http::Request::from_parts(parts, body)).await;
@@ -488,7 +486,9 @@ async fn an_api_server_that_is_busy_silent_or_away_costs_only_time(stage: &Stage
     let mut now = uids(stage).await?;
     let mut known = known;
     // The one that was deleted is another by now; no other is.
-    (known.remove("Service busy-trainer"), now.remove("Service busy-trainer"));
+    for all in [&mut known, &mut now] {
+        all.remove("Service busy-trainer");
+    }
     ensure!(known == now, "somebody was made twice: {known:?} became {now:?}");
     ensure!(!process.ended(), "it ended");
     process.stop();

@@ -81,6 +81,7 @@ async fn completes(stage: &Stage, name: &str) -> anyhow::Result<()> {
 }
 
 async fn with_the_charts_rights_a_run_completes_and_a_missing_one_is_named(stage: &Stage) -> anyhow::Result<()> {
+    stage.alone().await?;
     install(&[])?;
     let result = rights(stage).await;
     let taken = uninstall();
@@ -133,6 +134,7 @@ async fn rights(stage: &Stage) -> anyhow::Result<()> {
 }
 
 async fn objects_outlive_upgrade_rollback_and_uninstall(stage: &Stage) -> anyhow::Result<()> {
+    stage.alone().await?;
     install(&["controller.replicas=2"])?;
     let result = through(stage).await;
     if result.is_err() {
