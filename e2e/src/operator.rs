@@ -147,7 +147,10 @@ impl Process {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let listen = format!("127.0.0.1:{port}");
-        let child = Command::new(repository().join("target/release/thresh-operator"))
+        // Tests that are killed leave no operator behind.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(repository().join("target/release/thresh-operator"))
             .args(["run", "--listen", &listen, "--namespaces", &namespaces.join(",")])
             .env("THRESH_ROLLOUT_IMAGE", IMAGES[1])
             .env("THRESH_TRAINER_IMAGE", IMAGES[2])
