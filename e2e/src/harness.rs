@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use futures::{StreamExt, stream};
 use kube::Client;
 
-use crate::{evidence, operator::Operator, stage::Stage};
+use crate::{bare::Bare, evidence, operator::Operator, stage::Stage};
 
 /// The body of a test.
 pub type Body = for<'a> fn(&'a Stage) -> Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
@@ -23,6 +23,8 @@ pub enum Needs {
     OperatorAlone,
     /// No operator: it brings its own.
     Own,
+    /// No cluster, only an API server: nothing runs pods, and no controllers do anything.
+    Bare,
 }
 
 /// A test.
@@ -84,13 +86,37 @@ pub async fn run(
         }
         return Ok(0);
     }
-    let client = Client::try_default().await.context("no cluster: `make cluster` first, or set KUBECONFIG")?;
-    let nodes = Stage::ready_nodes(&client).await?;
     let mut counts = (0, 0, 0);
     let pick = |needs: Needs| tests.iter().filter(move |t| t.needs == needs).copied().collect::<Vec<_>>();
-    let (own, beside, alone) = (pick(Needs::Own), pick(Needs::Operator), pick(Needs::OperatorAlone));
+    let bare = pick(Needs::Bare);
+    if !bare.is_empty() {
+        let server = Bare::start().await.context("start an API server")?;
+        for &test in &bare {
+            report(test, one(&server.client, test, 0, keep).await, &mut counts);
+        }
+    }
+    if tests.len() > bare.len() {
+        on_cluster(pick(Needs::Own), pick(Needs::Operator), pick(Needs::OperatorAlone), parallel, keep, &mut counts)
+            .await?;
+    }
+    let (passed, failed, skipped) = counts;
+    let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    println!("e2e: {passed} passed, {failed} failed{skipped}");
+    Ok(failed)
+}
+
+async fn on_cluster(
+    own: Vec<Test>,
+    beside: Vec<Test>,
+    alone: Vec<Test>,
+    parallel: usize,
+    keep: bool,
+    counts: &mut (usize, usize, usize),
+) -> anyhow::Result<()> {
+    let client = Client::try_default().await.context("no cluster: `make cluster` first, or set KUBECONFIG")?;
+    let nodes = Stage::ready_nodes(&client).await?;
     for test in own {
-        report(test, one(&client, test, nodes, keep).await, &mut counts);
+        report(test, one(&client, test, nodes, keep).await, counts);
     }
     if !beside.is_empty() || !alone.is_empty() {
         let operator = Operator::install(&client).await.context("install the operator")?;
@@ -101,21 +127,18 @@ pub async fn run(
             })
             .buffer_unordered(parallel.max(1));
         while let Some((test, outcome)) = running.next().await {
-            report(test, outcome, &mut counts);
+            report(test, outcome, counts);
         }
         drop(running);
         for test in alone {
-            report(test, one(&client, test, nodes, keep).await, &mut counts);
+            report(test, one(&client, test, nodes, keep).await, counts);
         }
         if counts.1 > 0 {
             operator.keep_logs().await;
         }
         operator.remove().await.context("remove the operator")?;
     }
-    let (passed, failed, skipped) = counts;
-    let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
-    println!("e2e: {passed} passed, {failed} failed{skipped}");
-    Ok(failed)
+    Ok(())
 }
 
 async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict, Duration) {
@@ -123,7 +146,11 @@ async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict,
     if nodes < test.nodes {
         return (Verdict::Skipped(format!("needs {} nodes, there are {nodes}", test.nodes)), begun.elapsed());
     }
-    let stage = match Stage::set(client, test.name).await {
+    let stage = match test.needs {
+        Needs::Bare => Stage::bare(client, test.name).await,
+        _ => Stage::set(client, test.name).await,
+    };
+    let stage = match stage {
         Ok(stage) => stage,
         Err(error) => return (Verdict::Failed(error.context("set the stage")), begun.elapsed()),
     };
@@ -141,7 +168,11 @@ async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict,
             }
         },
     };
-    if !(keep && matches!(verdict, Verdict::Failed(_))) {
+    if test.needs == Needs::Own {
+        stage.release().await;
+    }
+    // On an API server alone nobody would take a namespace away; it goes with its server.
+    if test.needs != Needs::Bare && !(keep && matches!(verdict, Verdict::Failed(_))) {
         stage.strike().await;
     }
     (verdict, begun.elapsed())

@@ -7,12 +7,17 @@
 // The report is what this program is for.
 #![allow(clippy::print_stdout)]
 
+mod attempts;
+mod audit;
+mod bare;
 mod evidence;
+mod golden;
 mod harness;
 mod load;
 mod model;
 mod node;
 mod operator;
+mod proxy;
 mod record;
 mod run;
 mod scale;
@@ -35,6 +40,9 @@ struct Args {
     /// Instead of tests: measure the operator with that many runs on pretended nodes.
     #[arg(long, value_name = "RUNS")]
     scale: Option<usize>,
+    /// Only tests that need no nodes: they bring an API server of their own.
+    #[arg(long)]
+    apiserver_only: bool,
     /// Keep namespaces of tests that failed.
     #[arg(long)]
     keep: bool,
@@ -46,6 +54,10 @@ async fn main() -> anyhow::Result<()> {
     if let Some(runs) = args.scale {
         return scale::scale(runs).await;
     }
-    let failed = harness::run(tests::all(), &args.filter, args.list, args.parallel, args.keep).await?;
+    let mut tests = tests::all();
+    if args.apiserver_only {
+        tests.retain(|test| test.needs == harness::Needs::Bare);
+    }
+    let failed = harness::run(tests, &args.filter, args.list, args.parallel, args.keep).await?;
     std::process::exit(i32::from(failed > 0));
 }

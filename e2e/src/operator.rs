@@ -19,6 +19,8 @@ use crate::stage::{bring_data, repository};
 pub const NAMESPACE: &str = "thresh-system";
 /// Name of the release.
 pub const RELEASE: &str = "thresh";
+/// Name of its Deployment.
+pub const DEPLOYMENT: &str = "thresh-operator";
 /// Images of the tests.
 pub const IMAGES: [&str; 3] = ["thresh.local/operator:e2e", "thresh.local/rollout:e2e", "thresh.local/trainer:e2e"];
 
@@ -51,6 +53,9 @@ impl Operator {
             "--namespace",
             NAMESPACE,
             "--create-namespace",
+            // Tests that bring an operator of their own may have applied the definitions before.
+            "--take-ownership",
+            "--force-conflicts",
             "--values",
             "e2e/values.yaml",
             "--wait",
@@ -144,9 +149,13 @@ impl Process {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let listen = format!("127.0.0.1:{port}");
-        let child = Command::new(repository().join("target/release/thresh-operator"))
-            .args(["run", "--listen", &listen, "--rollout-image", IMAGES[1], "--trainer-image", IMAGES[2]])
-            .args(["--namespaces", &namespaces.join(",")])
+        // Tests that are killed leave no operator behind.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(repository().join("target/release/thresh-operator"))
+            .args(["run", "--listen", &listen, "--namespaces", &namespaces.join(",")])
+            .env("THRESH_ROLLOUT_IMAGE", IMAGES[1])
+            .env("THRESH_TRAINER_IMAGE", IMAGES[2])
             .env("POD_NAME", name)
             .envs(environment.iter().copied())
             .stdout(Stdio::null())
@@ -161,9 +170,27 @@ impl Process {
     /// # Errors
     /// When it does not become ready.
     pub async fn start(name: &str, namespaces: &[&str]) -> anyhow::Result<Self> {
-        let process = Self::spawn(name, namespaces, &[("THRESH_LEADER_ELECTION", "false")])?;
+        Self::start_with(name, namespaces, &[]).await
+    }
+
+    /// The same with more environment.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub async fn start_with(name: &str, namespaces: &[&str], more: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let process = Self::spawn(name, namespaces, &[&[("THRESH_LEADER_ELECTION", "false")], more].concat())?;
         process.ready(30).await?;
         Ok(process)
+    }
+
+    /// The value of a metric without labels.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metric(&self, name: &str) -> anyhow::Result<Option<f64>> {
+        let text = reqwest::get(format!("http://{}/metrics", self.listen)).await?.text().await?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(line.and_then(|value| value.trim().parse().ok()))
     }
 
     /// Waits until `/readyz` is 200.
@@ -232,6 +259,6 @@ pub async fn namespace(client: &Client) -> anyhow::Result<()> {
 pub async fn scale(client: &Client, replicas: u32) -> anyhow::Result<()> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     let body = json!({ "spec": { "replicas": replicas } });
-    api.patch(RELEASE, &PatchParams::default(), &Patch::Merge(&body)).await.context("scale the operator")?;
+    api.patch(DEPLOYMENT, &PatchParams::default(), &Patch::Merge(&body)).await.context("scale the operator")?;
     Ok(())
 }

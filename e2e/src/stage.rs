@@ -11,14 +11,20 @@ use anyhow::{Context as _, bail};
 use api::{RLJob, RolloutPool, ServingCluster, labels};
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    },
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::PartialObjectMeta,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+
+use crate::harness::Skip;
 
 /// Name of the claim in every stage.
 pub const CLAIM: &str = "thresh-data";
@@ -61,20 +67,45 @@ impl Stage {
         Ok(nodes.iter().filter(|n| ready(n)).count())
     }
 
+    /// A namespace on an API server alone: nobody binds its claim, so that is done here, and nobody deletes it.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn bare(client: &Client, test: &str) -> anyhow::Result<Self> {
+        let stage = Self::of(client, test);
+        let all: Api<Namespace> = Api::all(client.clone());
+        let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": stage.namespace } });
+        all.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create the namespace")?;
+        let claims: Api<PersistentVolumeClaim> = stage.api();
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": CLAIM },
+            "spec": { "accessModes": ["ReadWriteMany"], "storageClassName": "",
+                      "resources": { "requests": { "storage": "1Gi" } } },
+        });
+        claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await.context("create the claim")?;
+        let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+        claims.patch_status(CLAIM, &PatchParams::default(), &bound).await.context("bind the claim")?;
+        Ok(stage)
+    }
+
+    fn of(client: &Client, test: &str) -> Self {
+        let mut short: String = test.replace('_', "-").chars().take(40).collect();
+        short.truncate(short.trim_end_matches('-').len());
+        Self {
+            client: client.clone(),
+            namespace: format!("e2e-{short}"),
+            test: test.to_owned(),
+            doing: Mutex::new("setting the stage".into()),
+        }
+    }
+
     /// Makes a fresh namespace under the restricted pod security standard, with the claim bound.
     ///
     /// # Errors
     /// When the API server refuses, or the claim does not bind.
     pub async fn set(client: &Client, test: &str) -> anyhow::Result<Self> {
-        let mut short: String = test.replace('_', "-").chars().take(40).collect();
-        short.truncate(short.trim_end_matches('-').len());
-        let namespace = format!("e2e-{short}");
-        let stage = Self {
-            client: client.clone(),
-            namespace: namespace.clone(),
-            test: test.to_owned(),
-            doing: Mutex::new("setting the stage".into()),
-        };
+        let stage = Self::of(client, test);
+        let namespace = &stage.namespace;
         stage.strike().await;
         let all: Api<Namespace> = Api::all(client.clone());
         let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace, "labels": {
@@ -120,6 +151,47 @@ impl Stage {
             Ok((claim.status.and_then(|s| s.phase).as_deref() == Some("Bound")).then_some(()))
         })
         .await
+    }
+
+    /// Nobody else has an operator or objects of our kinds on this cluster: what follows would touch them.
+    ///
+    /// # Errors
+    /// [`Skip`] with what is there.
+    pub async fn alone(&self) -> anyhow::Result<()> {
+        use crate::operator::{DEPLOYMENT, NAMESPACE};
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        if deployments.get_opt(DEPLOYMENT).await?.is_some() {
+            bail!(Skip(format!("Deployment {NAMESPACE}/{DEPLOYMENT} is there, and this would take it away")));
+        }
+        async fn others<K>(stage: &Stage) -> anyhow::Result<()>
+        where
+            K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+        {
+            let all: Api<PartialObjectMeta<K>> = Api::all(stage.client.clone());
+            // Where the kind is not even known there is none.
+            let there = all.list_metadata(&ListParams::default()).await.map(|list| list.items).unwrap_or_default();
+            match there.iter().find(|one| one.namespace().is_none_or(|n| n != stage.namespace)) {
+                Some(one) => {
+                    let (namespace, name) = (one.namespace().unwrap_or_default(), one.name_any());
+                    bail!(Skip(format!("{} {namespace}/{name} is there, and this would touch it", K::kind(&()))))
+                }
+                None => Ok(()),
+            }
+        }
+        others::<RLJob>(self).await?;
+        others::<ServingCluster>(self).await?;
+        others::<RolloutPool>(self).await
+    }
+
+    /// Takes our finalizers off: no operator is left that would.
+    pub async fn release(&self) {
+        let jobs: Api<RLJob> = self.api();
+        for job in jobs.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+            // One that is gone meanwhile needs it no more.
+            let _ = jobs.delete(&job.name_any(), &DeleteParams::background()).await;
+            let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+            let _ = jobs.patch(&job.name_any(), &PatchParams::default(), &none).await;
+        }
     }
 
     /// Takes everything away again.

@@ -26,6 +26,8 @@ struct Line {
     teller: JoinHandle<()>,
     /// Trainer pods known to have ended well.
     succeeded: BTreeSet<String>,
+    /// There was somebody to ask, and it was asked.
+    asked: bool,
 }
 
 impl Drop for Line {
@@ -54,18 +56,22 @@ impl Links {
                     tell();
                 }
             });
-            Line { link, teller, succeeded: BTreeSet::new() }
+            Line { link, teller, succeeded: BTreeSet::new(), asked: false }
         });
         act(line)
     }
 
-    /// Follows the conductor to the pod it is in now, and says what it last said. `None`: a trainer pod has ended well since,
-    /// and what the conductor said before does not count; there will be news. `tell` is called at news.
+    /// Follows the conductor to the pod it is in now, and says what it last said. `None`: it was not heard yet, or a trainer pod
+    /// has ended well since and what it said before does not count; there will be news. `tell` is called at news.
     pub fn hear(&self, uid: &str, pods: &[Pod], token: &str, tell: impl Fn() + Send + 'static) -> Option<Conductor> {
         let succeeded = ended_well(pods);
         self.with(uid, tell, |line| {
-            line.link.follow(target(pods, token));
-            if !succeeded.is_subset(&line.succeeded) {
+            let target = target(pods, token);
+            // One that was never asked is not one that does not answer: an operator that begins knows nothing of it.
+            let first = target.is_some() && !line.asked;
+            line.asked |= first;
+            line.link.follow(target);
+            if first || !succeeded.is_subset(&line.succeeded) {
                 line.link.refresh();
             }
             line.succeeded = succeeded;
@@ -113,17 +119,16 @@ fn target(pods: &[Pod], token: &str) -> Option<Target> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[tokio::test]
     async fn what_a_conductor_said_before_a_rank_ended_well_is_no_answer_to_whether_the_run_is_finished() {
         let links = Links::new().unwrap();
         let pod = |exit: Option<i32>| -> Pod {
-            let state = exit.map_or(
-                serde_json::json!({"running": {}}),
-                |code| serde_json::json!({"terminated": {"exitCode": code}}),
-            );
-            serde_json::from_value(serde_json::json!({
+            let state = exit.map_or(json!({"running": {}}), |code| json!({"terminated": {"exitCode": code}}));
+            serde_json::from_value(json!({
                 "metadata": {"name": "a-t1-0", "uid": "p", "labels": {api::labels::ROLE: "trainer"}},
                 "status": {"phase": "Running", "containerStatuses": [
                     {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]},
@@ -136,5 +141,23 @@ mod tests {
             links.hear("u", &[pod(Some(0))], "t", || {}).is_none(),
             "its phase is Running still, but it has ended well"
         );
+    }
+
+    #[tokio::test]
+    async fn a_conductor_that_was_not_asked_yet_is_not_called_silent() {
+        let links = Links::new().unwrap();
+        let (news, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let tell = move || drop(news.send(()));
+        assert_eq!(links.hear("uid", &[], "", tell.clone()), Some(Conductor::Unreachable), "there is none");
+        // Nobody listens there.
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "a-conductor-0", "labels": {"thresh.dev/role": "conductor"}},
+            "status": {"phase": "Running", "podIP": "127.255.255.254"},
+        }))
+        .unwrap();
+        let pods = [pod];
+        assert_eq!(links.hear("uid", &pods, "", tell.clone()), None);
+        heard.recv().await.unwrap();
+        assert_eq!(links.hear("uid", &pods, "", tell), Some(Conductor::Unreachable));
     }
 }

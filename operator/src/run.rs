@@ -41,8 +41,8 @@ use crate::{
     watches::{self, OWNERS, Writers, request_all},
 };
 
-/// How often the served CRDs are looked at while they lack something, and else.
-const SCHEMA: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// How often the served CRDs are looked at: until then one that was replaced by an older one hides what users wrote.
+const SCHEMA: Duration = Duration::from_secs(3);
 /// Several changes of an object within this are one look.
 const DEBOUNCE: Duration = Duration::from_millis(30);
 /// Name of the Lease.
@@ -230,8 +230,15 @@ async fn work<K: Kind>(
 
 /// Keeps an eye on the served CRDs, and on what `/readyz` says.
 async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Health) {
+    let mut judged = None;
     loop {
-        let pause = match schema::missing(&client).await {
+        // Asked for before the schemas, so that a change between the two is seen the next time.
+        let editions = schema::editions(&client).await.ok();
+        if judged.is_some() && judged == editions {
+            sleep(SCHEMA).await;
+            continue;
+        }
+        match schema::missing(&client).await {
             Ok(None) => {
                 for context in &contexts {
                     context.metrics.schema_outdated.set(0);
@@ -243,7 +250,7 @@ async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Healt
                     filled(&context.caches).await;
                 }
                 health.ready();
-                SCHEMA.1
+                judged = editions;
             }
             Ok(Some(missing)) => {
                 tracing::warn!("{missing}; touching nothing until then");
@@ -257,14 +264,14 @@ async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Healt
                     }
                 }
                 health.not_ready(missing);
-                SCHEMA.0
+                judged = None;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot look at the served CRDs");
-                SCHEMA.0
+                judged = None;
             }
-        };
-        sleep(pause).await;
+        }
+        sleep(SCHEMA).await;
     }
 }
 

@@ -29,6 +29,18 @@ pub async fn missing(client: &Client) -> Result<Option<String>> {
     Ok(None)
 }
 
+/// Uid and generation of each served CRD. A schema cannot change without them, and they cost far less to ask for.
+pub async fn editions(client: &Client) -> Result<Vec<(String, Option<i64>)>> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let mut editions = Vec::new();
+    for name in [RLJob::crd_name(), ServingCluster::crd_name(), RolloutPool::crd_name()] {
+        let served = ask(&format!("get CustomResourceDefinition {name}"), api.get_metadata_opt(name)).await?;
+        let meta = served.map(|one| one.metadata).unwrap_or_default();
+        editions.push((meta.uid.unwrap_or_default(), meta.generation));
+    }
+    Ok(editions)
+}
+
 fn schema(crd: &Value) -> &Value {
     let versions = crd["spec"]["versions"].as_array();
     let ours = versions.and_then(|list| list.iter().find(|v| v["name"] == api::VERSION));

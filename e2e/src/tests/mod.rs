@@ -1,6 +1,9 @@
 //! The tests, by what they are about.
 
+mod api_server;
+mod chart;
 mod lifecycle;
+mod operator;
 mod serving;
 mod trainer;
 
@@ -8,5 +11,6 @@ use crate::harness::Test;
 
 /// All of them, in the order they are reported.
 pub fn all() -> Vec<Test> {
-    [lifecycle::tests(), trainer::tests(), serving::tests()].concat()
+    [api_server::tests(), chart::tests(), operator::tests(), lifecycle::tests(), trainer::tests(), serving::tests()]
+        .concat()
 }
