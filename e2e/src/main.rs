@@ -7,11 +7,13 @@
 // The report is what this program is for.
 #![allow(clippy::print_stdout)]
 
+mod conductor;
 mod evidence;
 mod harness;
 mod load;
 mod node;
 mod operator;
+mod place;
 mod record;
 mod run;
 mod stage;
