@@ -6,7 +6,7 @@
 #   cluster.sh status                 what runs; fails unless everything does
 #   cluster.sh load TAR...            puts images onto all nodes
 #   cluster.sh run COMMAND...         runs it where nodes, pods and Services answer, with KUBECONFIG, kubectl and helm
-#   cluster.sh node-add               one more node
+#   cluster.sh node-add               one more node, with the images of node1; node-remove takes the last one away
 #   cluster.sh node-kill I            node I is lost: kubelet killed, link cut, containers go on; node-heal I brings it back
 #   cluster.sh juicefs mount|kill|umount|remount
 #   cluster.sh apiserver-only DIR     etcd and an API server alone, on loopback; apiserver-stop DIR ends them
@@ -156,6 +156,16 @@ other_node() { # I: node1 carries the control plane
     || die "a node from 2 to $(node_count), not '${1:-}' (node1 carries the control plane)"
 }
 
+# `run` gives its command a mount namespace of its own, for resolv.conf. A mount that is made there stays there, so whatever a test
+# changes about nodes and volumes is done where the cluster lives.
+where_the_cluster_lives() { # COMMAND...
+  local pid
+  pid=$(pid_of etcd) || return 0
+  [ "$(readlink "/proc/$pid/ns/mnt")" = "$(readlink /proc/self/ns/mnt)" ] || exec nsenter --mount="/proc/$pid/ns/mnt" -- "$here/cluster.sh" "$@"
+}
+
+case ${1:-} in node-* | juicefs | load | down) where_the_cluster_lives "$@" ;; esac
+
 command=${1:-}
 shift || true
 case $command in
@@ -176,6 +186,7 @@ case $command in
     in_hub_with_names "$@"
     ;;
   node-add) alone; running; node_add ;;
+  node-remove) alone; running; node_remove ;;
   node-kill) alone; running; other_node "$@"; node_kill "$1" ;;
   node-heal) alone; running; other_node "$@"; node_heal "$1" ;;
   juicefs)

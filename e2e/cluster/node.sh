@@ -151,6 +151,15 @@ node_heal() { # I
   wait_for "node$1 to be Ready" 60 "kubelet$1" node_ready "$1"
 }
 
+# Puts the tests' images onto node I, as they are on node1.
+images_from_node1() { # I
+  local names tar=$state/node$1/images.tar
+  read -ra names <<< "$(ctr -a "$run/containerd1.sock" -n k8s.io images ls -q | grep '^thresh\.local/' | tr '\n' ' ')"
+  ctr -a "$run/containerd1.sock" -n k8s.io images export "$tar" "${names[@]}"
+  load_into "$1" "$tar"
+  rm "$tar"
+}
+
 node_add() {
   local i=$(($(node_count) + 1))
   [ $i -le $nodes_max ] || die "there are $nodes_max nodes already"
@@ -158,6 +167,18 @@ node_add() {
   node_certificates $i
   network_node $i
   runtime_start $i
+  images_from_node1 $i
   node_start $i
   wait_for "node$i to be Ready" 60 "kubelet$i" node_ready $i
+}
+
+# The last node leaves for good, with all that runs on it.
+node_remove() {
+  local i; i=$(node_count)
+  [ "$i" -gt 1 ] || die "node1 carries the control plane"
+  end "kubelet$i"
+  as_admin delete node "node$i" --ignore-not-found > /dev/null
+  end "kube-proxy$i"
+  node_erase "$i"
+  echo $((i - 1)) > "$run/nodes"
 }

@@ -9,10 +9,16 @@ started_at() { # PID
   [ "${fields[0]}" != Z ] && echo "${fields[19]}"
 }
 
-# Starts COMMAND apart from this shell. Locks that this shell holds (descriptors 8 and 9) stay here.
+# Starts COMMAND apart from this shell. Locks that this shell holds, or whoever called it, stay here: a daemon outlives them all.
 start() { # NAME COMMAND...
-  local name=$1; shift
-  setsid nohup "$@" >> "$logs/$name.log" 2>&1 < /dev/null 8>&- 9>&- &
+  local name=$1 fd; shift
+  (
+    for fd in /proc/$BASHPID/fd/*; do
+      fd=${fd##*/}
+      [ "$fd" -le 2 ] || exec {fd}>&-
+    done
+    exec setsid nohup "$@" >> "$logs/$name.log" 2>&1 < /dev/null
+  ) &
   echo "$! $(started_at $!)" > "$run/$name.pid"
   disown
 }

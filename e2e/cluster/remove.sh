@@ -53,6 +53,27 @@ our_mounts() { # the deepest and the latest first
     | sort -rn | cut -d' ' -f2-
 }
 
+# What a node leaves behind once kubelet and kube-proxy have ended.
+node_erase() { # I
+  local i=$1 pid name file folder other
+  set +e
+  empty_cgroup "thresh-node$i"
+  end "containerd$i"
+  for file in "$run/containerd$i"/io.containerd.runtime.v2.task/*/*/address; do
+    [ -f "$file" ] && name=$(cat "$file") && rm -f "${name#unix://}"
+  done
+  for pid in $(pgrep -f "^[^ ]*containerd-shim-runc-v2 .*-address $run/containerd$i\.sock"); do kill -9 "$pid"; done
+  for pid in $(ip netns pids "thresh-node$i"); do kill -9 "$pid" 2> /dev/null; done
+  for name in $(our_mounts | grep -E "^($state/node$i|$run/(containerd|runc|ipam)$i)(/|$)"); do umount -l "$name"; done
+  for folder in /sys/fs/cgroup/{*/,}"thresh-node$i"; do [ -d "$folder" ] && find "$folder" -depth -type d -exec rmdir {} \; 2> /dev/null; done
+  ip netns del "thresh-node$i"
+  in_hub ip link del "node$i" 2> /dev/null   # gone with its other end, sooner or later
+  in_hub ip route del "$(pod_range "$i")" 2> /dev/null
+  for ((other = 1; other < i; other++)); do in_node "$other" ip route del "$(pod_range "$i")" 2> /dev/null; done
+  rm -rf --one-file-system "$state/node$i" "$run/containerd$i" "$run/containerd$i.sock"* "$run/runc$i" "$run/ipam$i"
+  set -e
+}
+
 remove() {
   local name pid file folder
   set +e

@@ -10,6 +10,7 @@
 mod attempts;
 mod audit;
 mod bare;
+mod conductor;
 mod evidence;
 mod golden;
 mod harness;
@@ -17,6 +18,7 @@ mod load;
 mod model;
 mod node;
 mod operator;
+mod place;
 mod proxy;
 mod record;
 mod run;

@@ -19,6 +19,40 @@ pub fn cluster(args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A node that is lost until this is dropped, whatever becomes of the test.
+pub struct Lost(Option<String>);
+
+impl Lost {
+    /// Kills its kubelet and cuts its link; its containers go on.
+    ///
+    /// # Errors
+    /// When the script fails.
+    pub fn node(number: u32) -> anyhow::Result<Self> {
+        let lost = Self(Some(number.to_string()));
+        cluster(&["node-kill", &number.to_string()])?;
+        Ok(lost)
+    }
+
+    /// Brings it back.
+    ///
+    /// # Errors
+    /// When it does not become Ready.
+    pub fn heal(mut self) -> anyhow::Result<()> {
+        self.0.take().map_or(Ok(()), |number| cluster(&["node-heal", &number]))
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        if let Some(number) = self.0.take()
+            && let Err(error) = cluster(&["node-heal", &number])
+        {
+            // The tests that follow will say so too; here it is said why.
+            eprintln!("node {number} was not healed: {error:#}");
+        }
+    }
+}
+
 /// Pids on this machine of the containers of a pod, by the uid in their cgroup.
 ///
 /// # Errors

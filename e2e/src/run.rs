@@ -1,10 +1,14 @@
 //! The run that most tests use: small, quick, and without an end of its own.
 
-use anyhow::Context as _;
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context as _, bail, ensure};
 use api::{RLJob, conditions as cond};
+use control::wire::StepRecord;
+use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, repository};
+use crate::stage::{Stage, repository, volume};
 
 /// A run of the examples' task, made small: a step takes a fraction of a second. `edit` changes the manifest.
 ///
@@ -90,4 +94,33 @@ pub async fn attempt_after(stage: &Stage, name: &str, after: u64, seconds: u64) 
             Ok(ready_attempt(&job).is_some_and(|id| id > after).then_some(job))
         })
         .await
+}
+
+/// The run's folder on the shared volume.
+pub fn folder(job: &RLJob) -> PathBuf {
+    volume().join("runs").join(job.uid().unwrap_or_default())
+}
+
+/// `thresh straw verify` of the run's folder, and its finished steps as people read them: each once in the committed lineage,
+/// and none written by an attempt that had been replaced.
+///
+/// # Errors
+/// When it is not sound; with its words.
+pub fn sound(job: &RLJob) -> anyhow::Result<Vec<StepRecord>> {
+    let program = repository().join("target/release/thresh");
+    let output = Command::new(&program).args(["straw", "verify"]).arg(folder(job)).output().context("run thresh")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("thresh straw verify {}: {said}", folder(job).display());
+    }
+    let text = std::fs::read_to_string(folder(job).join("steps.jsonl")).context("steps.jsonl")?;
+    // The last line may be under way.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let steps: Vec<StepRecord> = whole.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    for (one, next) in steps.iter().zip(steps.iter().skip(1)) {
+        ensure!(next.attempt >= one.attempt, "attempt {} wrote after attempt {}", next.attempt, one.attempt);
+        let follows = next.step == one.step + 1 || (next.attempt > one.attempt && next.step <= one.step);
+        ensure!(follows, "step {} after step {}", next.step, one.step);
+    }
+    Ok(steps)
 }

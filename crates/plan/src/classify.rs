@@ -121,6 +121,15 @@ pub fn note(ending: &mut Ending, pod: &str, seen: PodEnd) {
     }
 }
 
+/// Every end so far follows from another rank's: a peer gave it up, or the Job's controller cleared up after that. The end that
+/// came first has not been seen.
+pub fn only_peers(ending: &Ending) -> bool {
+    let peer = |e: &PodEnd| e.outcome == Outcome::Failed && e.exit_code == Some(exit::PEER_FAILED);
+    let Some(first) = ending.pods.values().filter(|e| peer(e)).map(|e| e.seen_us).min() else { return false };
+    let cleared_up = |e: &PodEnd| e.outcome == Outcome::Deleted && e.exit_code.is_none() && e.seen_us > first;
+    ending.pods.values().all(|e| peer(e) || cleared_up(e))
+}
+
 /// The verdict: what the end means, and which pod failed first. `job` is the reason of the Job's failure, if it has one.
 pub fn verdict<'a>(ending: &'a Ending, job: Option<(&str, &str)>) -> (Outcome, Option<(&'a str, &'a PodEnd)>) {
     let first = |wanted: &dyn Fn(&PodEnd) -> bool| {

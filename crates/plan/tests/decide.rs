@@ -518,6 +518,27 @@ fn an_unreachable_conductor_cannot_fence_so_the_run_waits_and_says_so() {
 }
 
 #[test]
+fn ranks_that_gave_up_a_silent_peer_are_a_disruption_once_its_node_is_known_to_be_lost() {
+    let mut sim = Sim::with_nodes(2);
+    sim.run();
+    // Our own heartbeats are quicker than the node controller.
+    sim.exit_pod(0, 5);
+    sim.run_for_ms(1_000);
+    assert!(sim.status().attempt.is_some(), "the cause is not guessed: {:?}", sim.status().last_attempt);
+    sim.set_node(1, Some(NodeState::Unreachable));
+    sim.run();
+    assert_eq!(sim.last_outcome(), Outcome::Disrupted);
+    assert_eq!((sim.status().counters.failures, sim.status().counters.disruptions), (0, 1));
+
+    // Nobody ever says why: it counts, but it does not hang.
+    let mut sim = Sim::with_nodes(2);
+    sim.run();
+    sim.exit_pod(0, 5);
+    sim.run_for_ms(60_000);
+    assert_eq!((sim.last_outcome(), sim.status().counters.failures), (Outcome::Failed, 1));
+}
+
+#[test]
 fn a_node_that_is_gone_needs_no_fence() {
     let mut sim = Sim::with_nodes(2);
     sim.run();

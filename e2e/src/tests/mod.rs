@@ -3,7 +3,10 @@
 mod api_server;
 mod chart;
 mod lifecycle;
+mod nodes;
 mod operator;
+mod scheduling;
+mod security;
 mod serving;
 mod trainer;
 
@@ -11,6 +14,16 @@ use crate::harness::Test;
 
 /// All of them, in the order they are reported.
 pub fn all() -> Vec<Test> {
-    [api_server::tests(), chart::tests(), operator::tests(), lifecycle::tests(), trainer::tests(), serving::tests()]
-        .concat()
+    [
+        api_server::tests(),
+        chart::tests(),
+        operator::tests(),
+        lifecycle::tests(),
+        trainer::tests(),
+        serving::tests(),
+        scheduling::tests(),
+        security::tests(),
+        nodes::tests(),
+    ]
+    .concat()
 }

@@ -40,7 +40,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// What must not change while a trainer restarts: uid and restarts of every pod that serves.
-async fn bystanders(stage: &Stage) -> anyhow::Result<BTreeMap<String, (String, i32)>> {
+pub(super) async fn bystanders(stage: &Stage) -> anyhow::Result<BTreeMap<String, (String, i32)>> {
     let mut seen = BTreeMap::new();
     for role in ["engine", "worker", "conductor"] {
         for pod in stage.pods(role).await? {

@@ -151,6 +151,14 @@ impl Pass<'_> {
             self.at(until);
             return true;
         }
+        // Whoever heard of a silent peer ends long before Kubernetes says that the peer's node is lost. The next attempt cannot
+        // begin before that pod has ended or its node is known to be lost, so nothing is gained by guessing the cause now.
+        let until = later(ending.first_seen.0, self.settings.lost_node_timeout);
+        if let Some(silent) = self.silent_peer(&ending).filter(|_| !gone && self.now < until) {
+            self.wait("ContainerError", format!("ranks ended because {silent} fell silent; waiting to hear why"));
+            self.at(until);
+            return true;
+        }
         let (outcome, first) = classify::verdict(&ending, failing);
         if taken && classify::by_preemption(outcome, first.map(|(_, e)| e)) {
             self.end(Outcome::Preempted, None, TAKEN_BACK);
@@ -177,6 +185,13 @@ impl Pass<'_> {
         };
         self.end(outcome, first, &message);
         true
+    }
+
+    /// A rank of the living attempt that has not ended, although all ends seen so far are of peers that gave it up.
+    fn silent_peer(&self, ending: &Ending) -> Option<&str> {
+        let a = self.s.attempt.as_ref().filter(|_| classify::only_peers(ending))?;
+        let (_, pod) = self.trainer_pods().find(|(n, p)| *n == a.id && !pod_facts::ended(p))?;
+        Some(pod_facts::name(pod))
     }
 
     /// Deadlines, and a run that its conductor gives up.
