@@ -41,6 +41,22 @@ pub struct Tally {
     pub first: Option<String>,
 }
 
+impl Tally {
+    /// No request failed, and there were enough of them to tell.
+    ///
+    /// # Errors
+    /// With the first failure.
+    pub fn flawless(&self, least: u64) -> anyhow::Result<()> {
+        let Self { answered, failed, first } = self;
+        let first = first.as_deref().unwrap_or("none failed");
+        anyhow::ensure!(
+            *failed == 0 && *answered >= least,
+            "{failed} requests failed, {answered} of at least {least} were answered: {first}"
+        );
+        Ok(())
+    }
+}
+
 /// The bearer token of a ServingCluster, a RolloutPool or a run.
 ///
 /// # Errors
@@ -85,11 +101,6 @@ impl Load {
             });
         }
         Ok(Self { stop, counts, clients: set })
-    }
-
-    /// Answers so far.
-    pub fn answered(&self) -> u64 {
-        self.counts.answered.load(Ordering::Relaxed)
     }
 
     /// Ends it and counts.

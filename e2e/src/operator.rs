@@ -238,27 +238,3 @@ impl Drop for Process {
         let _ = self.child.wait();
     }
 }
-
-/// The operator's own namespace, should a test need it without the chart.
-///
-/// # Errors
-/// When the API server refuses.
-pub async fn namespace(client: &Client) -> anyhow::Result<()> {
-    let all: Api<Namespace> = Api::all(client.clone());
-    if all.get_opt(NAMESPACE).await?.is_none() {
-        let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } });
-        all.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
-    }
-    Ok(())
-}
-
-/// Scales the chart's Deployment.
-///
-/// # Errors
-/// When the API server refuses.
-pub async fn scale(client: &Client, replicas: u32) -> anyhow::Result<()> {
-    let api: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
-    let body = json!({ "spec": { "replicas": replicas } });
-    api.patch(DEPLOYMENT, &PatchParams::default(), &Patch::Merge(&body)).await.context("scale the operator")?;
-    Ok(())
-}

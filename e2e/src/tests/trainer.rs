@@ -100,8 +100,7 @@ async fn an_edited_layout_replaces_only_the_trainer(stage: &Stage) -> anyhow::Re
         status.last_attempt
     );
     run::steps_from(stage, "edit", step, 3).await?;
-    let tally = load.stop().await;
-    ensure!(tally.failed == 0 && tally.answered > 20, "requests in flight: {tally:?}");
+    load.stop().await.flawless(20)?;
     ensure!(bystanders(stage).await? == pods, "somebody else restarted: {pods:?} {:?}", bystanders(stage).await?);
     let up_to_date = run::condition(&stage.rljob("edit").await?, cond::UP_TO_DATE);
     ensure!(up_to_date == "True/RevisionRunning", "{up_to_date}");
@@ -127,8 +126,7 @@ async fn a_crash_loop_of_the_trainer_fails_no_request(stage: &Stage) -> anyhow::
     stage.patch::<RLJob>("loop", json!({"spec": {"trainer": {"podTemplate": null}}})).await?;
     let step = run::step(&before);
     run::steps_from(stage, "loop", step, 2).await?;
-    let tally = load.stop().await;
-    ensure!(tally.failed == 0 && tally.answered > 100, "{tally:?}");
+    load.stop().await.flawless(100)?;
     ensure!(bystanders(stage).await? == pods, "somebody else restarted");
     Ok(())
 }
