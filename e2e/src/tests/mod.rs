@@ -1,5 +1,6 @@
 //! The tests, by what they are about.
 
+mod kubectl;
 mod lifecycle;
 mod trainer;
 
@@ -7,5 +8,5 @@ use crate::harness::Test;
 
 /// All of them, in the order they are reported.
 pub fn all() -> Vec<Test> {
-    [lifecycle::tests(), trainer::tests()].concat()
+    [kubectl::tests(), lifecycle::tests(), trainer::tests()].concat()
 }
