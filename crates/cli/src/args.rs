@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use glance::LogsOf;
+pub use glance::Output;
 
 /// Trains language models by reinforcement learning, on this machine: an RLJob's parts run as processes.
 ///
-/// Its manifests are Kubernetes objects: the operator runs them on a cluster as they are.
+/// Its manifests are Kubernetes objects: on a cluster the operator runs them, and `kubectl thresh` shows them.
 #[derive(Debug, Parser)]
 #[command(name = "thresh", version, about, max_term_width = 100)]
 pub struct Args {
@@ -24,6 +26,12 @@ pub enum Command {
     Chaos(Chaos),
     /// Show a run, living or not.
     Status(Status),
+    /// Show what the processes of a run said, the rank that failed first before the others.
+    Logs(Logs),
+    /// Show what happened in a run, in time order.
+    Events(Events),
+    /// Show the one thing a run waits for: who must act, until when, what you may do.
+    Why(Why),
     /// Draw the reward curve and print the closing line from the step records on disk.
     Report(Report),
     /// Write the CustomResourceDefinitions.
@@ -86,11 +94,56 @@ pub struct Chaos {
     pub no_color: bool,
 }
 
+/// Which run of `status`, `logs`, `events` and `why`.
+#[derive(Debug, clap::Args)]
+pub struct Which {
+    /// State folder, or name of a run under `./runs`; the only run there by default. A name that is not there is looked for on
+    /// the cluster of the kubeconfig, by `kubectl-thresh`, if that lies beside `thresh`.
+    pub run: Option<String>,
+    /// Look on the cluster, in this namespace.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+}
+
 /// `thresh status`
 #[derive(Debug, clap::Args)]
 pub struct Status {
-    /// State folder, or name of a run under `./runs`; the only run there by default.
-    pub run: Option<String>,
+    /// Which run.
+    #[command(flatten)]
+    pub which: Which,
+    /// `json` for machines.
+    #[arg(short, long, value_enum, default_value_t = Output::Human)]
+    pub output: Output,
+}
+
+/// `thresh logs`
+#[derive(Debug, clap::Args)]
+pub struct Logs {
+    /// Which run.
+    #[command(flatten)]
+    pub which: Which,
+    /// Whose.
+    #[command(flatten)]
+    pub of: LogsOf,
+}
+
+/// `thresh events`
+#[derive(Debug, clap::Args)]
+pub struct Events {
+    /// Which run.
+    #[command(flatten)]
+    pub which: Which,
+    /// `json` for machines.
+    #[arg(short, long, value_enum, default_value_t = Output::Human)]
+    pub output: Output,
+}
+
+/// `thresh why`
+#[derive(Debug, clap::Args)]
+pub struct Why {
+    /// Which run.
+    #[command(flatten)]
+    pub which: Which,
     /// `json` for machines.
     #[arg(short, long, value_enum, default_value_t = Output::Human)]
     pub output: Output,
@@ -154,15 +207,6 @@ pub struct HfExport {
     /// Folder with config.json and the tokenizer; by default that of the run.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-}
-
-/// For people or for machines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For people.
-    Human,
-    /// One JSON object a line.
-    Json,
 }
 
 fn volume(text: &str) -> Result<(String, PathBuf), String> {

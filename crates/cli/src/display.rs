@@ -126,7 +126,7 @@ impl Display {
     fn event(&mut self, event: &Event) {
         match &mut self.kind {
             Kind::Terminal(block) => {
-                let time = view::time_of_day(event.time);
+                let time = glance::time_of_day(event.time);
                 // Yellow for what is worth a look; the block's own text stays plain.
                 let (on, off) = if event.warning { ("\u{1b}[33m", "\u{1b}[0m") } else { ("", "") };
                 let text = format!("{time}  {}", event.text);
@@ -135,7 +135,7 @@ impl Display {
                 block.print(&format!("{on}{}{off}", lines.join("\n")));
             }
             Kind::Plain => {
-                let time = view::time_of_day(event.time);
+                let time = glance::time_of_day(event.time);
                 let level = if event.warning { "warning" } else { "info" };
                 say(&format!("event={} level={level} time={time} text={:?}", event.reason, event.text));
             }

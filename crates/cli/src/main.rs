@@ -10,6 +10,9 @@ mod commands;
 mod display;
 mod find_run;
 mod live_block;
+mod local_why;
+mod on_cluster;
+mod one_look;
 mod reward_svg;
 mod soundness;
 mod view;
@@ -33,6 +36,9 @@ fn main() -> ExitCode {
         Command::Run(run) => commands::run::run(run),
         Command::Chaos(chaos) => commands::chaos::chaos(chaos),
         Command::Status(status) => commands::status::status(status),
+        Command::Logs(logs) => commands::logs::logs(logs),
+        Command::Events(events) => commands::events::events(events),
+        Command::Why(why) => commands::why::why(why),
         Command::Report(report) => commands::report::report(report),
         Command::Crds(crds) => commands::crds::crds(crds),
         Command::Straw(straw) => commands::straw::straw(straw),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use api::{RLJob, RLJobStatus, conditions as cond};
 use control::wire::{Progress, RunPhase, StepRecord, Wait};
-use jiff::{Timestamp, tz::TimeZone};
+use jiff::Timestamp;
 
 const BAR: usize = 20;
 /// Longest and shortest curve of the rewards.
@@ -298,21 +298,6 @@ fn clock(left: Duration) -> String {
     let seconds = left.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes:02}:{seconds:02}") }
-}
-
-/// Time of day on this machine.
-pub fn time_of_day(time: Timestamp) -> String {
-    time.to_zoned(TimeZone::system()).strftime("%H:%M:%S").to_string()
-}
-
-/// How long ago, as `kubectl` writes it.
-pub fn age(seconds: i64) -> String {
-    match seconds {
-        ..120 => format!("{}s", seconds.max(0)),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
 }
 
 #[cfg(test)]

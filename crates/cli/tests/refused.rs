@@ -245,9 +245,9 @@ fn stored_job() -> serde_json::Value {
 }
 
 #[test]
-fn status_and_report_of_nothing_say_what_to_do() {
+fn who_looks_at_nothing_is_told_what_to_do() {
     let desk = Desk::new(GOOD);
-    for command in ["status", "report"] {
+    for command in ["status", "report", "logs", "events", "why"] {
         let output = desk.thresh(&[command]);
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8(output.stderr).unwrap();

@@ -156,19 +156,24 @@ fn text_of(path: &Path) -> Result<String> {
 /// # Errors
 /// [`Error::Damaged`].
 pub fn stored(state: &Path) -> Result<Vec<Kind>> {
-    fn all<K: crate::objects::Object>(state: &Path, wrap: impl Fn(Box<K>) -> Kind) -> Result<Vec<Kind>> {
-        let folder = state.join("objects").join(K::plural(&()).as_ref());
-        let mut found = Vec::new();
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|extension| extension == "json") {
-                found.extend(folder::read_json::<K>(&entry.path())?.map(Box::new).map(&wrap));
-            }
+    let jobs = stored_of::<RLJob>(state)?.into_iter().map(|one| Kind::RLJob(Box::new(one)));
+    let clusters = stored_of(state)?.into_iter().map(|one| Kind::ServingCluster(Box::new(one)));
+    let pools = stored_of(state)?.into_iter().map(|one| Kind::RolloutPool(Box::new(one)));
+    Ok(jobs.chain(clusters).chain(pools).collect())
+}
+
+/// Objects of one kind in a state folder, read without holding it.
+///
+/// # Errors
+/// [`Error::Damaged`].
+pub fn stored_of<K: crate::objects::Object>(state: &Path) -> Result<Vec<K>> {
+    let folder = state.join("objects").join(K::plural(&()).as_ref());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "json") {
+            found.extend(folder::read_json::<K>(&entry.path())?);
         }
-        Ok(found)
     }
-    let mut found = all::<RLJob>(state, Kind::RLJob)?;
-    found.extend(all(state, Kind::ServingCluster)?);
-    found.extend(all(state, Kind::RolloutPool)?);
     Ok(found)
 }
 

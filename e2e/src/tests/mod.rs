@@ -2,6 +2,7 @@
 
 mod api_server;
 mod chart;
+mod kubectl;
 mod lifecycle;
 mod nodes;
 mod operator;
@@ -21,6 +22,7 @@ pub fn all() -> Vec<Test> {
         lifecycle::tests(),
         trainer::tests(),
         serving::tests(),
+        kubectl::tests(),
         scheduling::tests(),
         security::tests(),
         nodes::tests(),

@@ -2,8 +2,11 @@
 
 pub mod chaos;
 pub mod crds;
+pub mod events;
 pub mod hf;
+pub mod logs;
 pub mod report;
 pub mod run;
 pub mod status;
 pub mod straw;
+pub mod why;

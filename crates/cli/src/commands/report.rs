@@ -18,7 +18,11 @@ use crate::{
 /// Draws the curve and prints the closing line.
 pub fn report(args: Report) -> Result<u8> {
     if let Some(dir) = &args.dir {
-        anyhow::ensure!(dir.is_dir(), "--dir {}: no such folder\n  fix: give runs/UID on the run's volume", dir.display());
+        anyhow::ensure!(
+            dir.is_dir(),
+            "--dir {}: no such folder\n  fix: give runs/UID on the run's volume",
+            dir.display()
+        );
         let (ok, line) = closing_line(&steps_of(dir)?, args.quickstart_check);
         say(&line);
         return Ok(if ok { 0 } else { FAILED });

@@ -1,129 +1,79 @@
 //! `thresh status`
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::Path;
 
 use anyhow::Result;
-use api::{RLJob, manifest::Kind};
-use control::{
-    client::{ConductorClient, EpochMemory},
-    names::Names,
-    wire::{Progress, RunPhase},
-};
+use control::wire::RunPhase;
+use glance::{Row, age, status as parts};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Secret};
 use local::{
-    folder::{self, Folder},
-    operator, preflight,
-    run::{self, tail_of},
+    run::tail_of,
     status_file::{StatusFile, committed},
 };
 use serde_json::json;
 
-use crate::{args, display::say, find_run::find_run, view};
+use crate::{
+    args,
+    commands::events::happening,
+    display::say,
+    local_why::{command, local_why},
+    on_cluster::find_here_or_hand_over,
+    one_look::OneLook,
+};
 
 /// Shows a run as it is now, if it lives, or as it was last seen.
 pub fn status(args: args::Status) -> Result<u8> {
-    let state = find_run(args.run.as_deref())?;
-    let holder = Folder::holder(&state);
-    let job = job_of(&state)?;
-    let mut status = StatusFile::read(&state)?.unwrap_or_default();
-    if let Some(job) = &job {
-        // The object is newer than the file that sums it up.
-        status.job = job.status.clone().unwrap_or_default();
-        status.name = job.metadata.name.clone().unwrap_or_default();
-        status.uid = job.metadata.uid.clone().unwrap_or_default();
-    }
-    let live = if holder.is_some() { ask(&state, &status.name) } else { None };
-    let answers = live.is_some();
-    if let Some(progress) = live {
-        status.progress = Some(progress);
-    }
+    let look = OneLook::at(find_here_or_hand_over(&args.which)?)?;
     if args.output == args::Output::Json {
         let text = json!({
-            "running": holder.is_some(), "conductorAnswers": answers, "state": state, "status": status,
-            "diskBytes": disk(&status.run_dir),
+            "running": look.lives(), "conductorAnswers": look.answers, "state": look.state, "status": look.file,
+            "why": local_why(&look), "diskBytes": disk(&look.file.run_dir),
         });
         say(&text.to_string());
         return Ok(0);
     }
-    say(&human(&status, job.as_ref(), &state, holder, answers));
+    say(&human(&look));
     Ok(0)
 }
 
-fn job_of(state: &Path) -> Result<Option<RLJob>> {
-    let stored = preflight::stored(state)?;
-    Ok(stored.into_iter().find_map(|one| match one {
-        Kind::RLJob(job) => Some(*job),
-        Kind::ServingCluster(_) | Kind::RolloutPool(_) => None,
-    }))
+/// The row; nothing lives without the process that holds the folder, whatever was last seen.
+fn row(look: &OneLook) -> Row {
+    let file = &look.file;
+    let progress = file.progress.clone().unwrap_or_default();
+    let count = |ready: u32, desired: u32| format!("{}/{desired}", if look.lives() { ready } else { 0 });
+    let seen = look.job.as_ref().map_or_else(Row::default, |job| Row::of(job, look.now));
+    Row {
+        name: file.name.clone(),
+        phase: if look.lives() || look.is_over() { file.job.phase.to_string() } else { "Stopped".into() },
+        step: format!("{}/{}", progress.step, progress.total_steps),
+        version: progress.weight_version.to_string(),
+        ranks: file.job.ranks.as_ref().map_or("0/0".into(), |ranks| count(ranks.ready, ranks.desired)),
+        serving: file.job.serving.as_ref().map_or("0/0".into(), |all| count(all.ready, all.desired)),
+        attempt: file.job.attempts.to_string(),
+        fails: file.job.counters.failures.to_string(),
+        age: if look.job.is_some() { seen.age } else { "?".into() },
+        ..seen
+    }
 }
 
-/// Asks the conductor itself.
-fn ask(state: &Path, name: &str) -> Option<Progress> {
-    let objects = state.join("objects");
-    let conductor = plan::build::conductor_name(name);
-    let pod: Pod = folder::read_json(&objects.join("pods").join(format!("{conductor}-0.json"))).ok()??;
-    let secret = objects.join("secrets").join(format!("{}.json", plan::build::token_secret(name)));
-    let secret: Secret = folder::read_json(&secret).ok()??;
-    let target = operator::target(&pod, &secret)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    runtime.block_on(async {
-        let http = control::names::http_client(Names::with_hosts(state.join("hosts"))).ok()?;
-        let client = ConductorClient::new(http, target.url, target.token, EpochMemory::default());
-        tokio::time::timeout(Duration::from_secs(2), client.progress()).await.ok()?.ok()
-    })
-}
-
-fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<u32>, answers: bool) -> String {
-    let now = Timestamp::now();
-    let since = |time: Timestamp| view::age(now.duration_since(time).as_secs());
-    let created = job.and_then(|job| job.metadata.creation_timestamp.as_ref()).map(|time| time.0);
+fn human(look: &OneLook) -> String {
+    let (status, state) = (&look.file, &look.state);
     let progress = status.progress.clone().unwrap_or_default();
-    let job_status = &status.job;
-    // Nothing lives without the process that holds the folder, whatever was last seen.
-    let lives = holder.is_some();
-    let count = |ready: u32, desired: u32| format!("{}/{desired}", if lives { ready } else { 0 });
-    let phase = if lives || over(status) { job_status.phase.to_string() } else { "Stopped".into() };
-    let columns = [
-        ("NAME", status.name.clone()),
-        ("PHASE", phase),
-        ("STEP", format!("{}/{}", progress.step, progress.total_steps)),
-        ("VERSION", progress.weight_version.to_string()),
-        ("RANKS", job_status.ranks.as_ref().map_or("0/0".into(), |ranks| count(ranks.ready, ranks.desired))),
-        ("SERVING", job_status.serving.as_ref().map_or("0/0".into(), |all| count(all.ready, all.desired))),
-        ("ATTEMPT", job_status.attempts.to_string()),
-        ("FAILS", job_status.counters.failures.to_string()),
-        ("AGE", created.map_or("?".into(), since)),
-    ];
-    let width = |(head, value): &(&str, String)| head.len().max(value.len()) + 3;
-    let row = |pick: &dyn Fn(&(&str, String)) -> String| {
-        let cells: String = columns.iter().map(|one| format!("{:<1$}", pick(one), width(one))).collect();
-        cells.trim_end().to_owned()
-    };
-    let mut lines = vec![row(&|(head, _)| (*head).to_owned()), row(&|(_, value)| value.clone()), String::new()];
-    lines.push(match holder {
-        Some(pid) if answers => format!("running (pid {pid}), the conductor answers"),
+    let mut lines = glance::table(&[row(look)]);
+    lines.push(String::new());
+    lines.push(match look.holder {
+        Some(pid) if look.answers => format!("running (pid {pid}), the conductor answers"),
         Some(pid) => format!(
             "running (pid {pid}), the conductor does not answer: what follows was last seen {}",
-            seen(status, now)
+            seen(status, look.now)
         ),
         None => {
             let how = status.ended.as_deref().unwrap_or("not running");
-            let next = if over(status) { String::new() } else { format!("; to go on: {}", command(status, state)) };
-            format!("{how}, last seen {}{next}", seen(status, now))
+            let next = if look.is_over() { String::new() } else { format!("; to go on: {}", command(look)) };
+            format!("{how}, last seen {}{next}", seen(status, look.now))
         }
     });
-    let look = if lives || over(status) {
-        look_at(status, &progress, now)
-    } else if status.refused_edit.is_some() {
-        refused(status).unwrap_or_default()
-    } else {
-        "nothing runs: the command above goes on".to_owned()
-    };
-    lines.push(format!("look at   {look}"));
+    lines.extend(parts::entry_of(&local_why(look).lines(look.now)));
     if progress.phase == RunPhase::WarmStart {
         let rate = progress.pass_rate.map_or(String::new(), |rate| format!(", pass rate {rate:.2}"));
         lines.push(format!("progress  warm start {}/{}{rate}", progress.warm_step, progress.warm_steps_max));
@@ -152,15 +102,11 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
         let folder = status.run_dir.join(&commit.folder);
         lines.push(format!("commit    {} in {}", committed(commit), folder.display()));
     }
-    if let Some(last) = &job_status.last_attempt {
-        let rank = last.rank.map_or(String::new(), |rank| format!(", pod {rank}"));
-        let node = last.node_name.as_ref().map_or(String::new(), |node| format!(" on {node}"));
-        let code = last.exit_code.map_or(String::new(), |code| format!(", exit code {code}"));
-        lines.push(format!("ended     attempt {} {}{rank}{node}{code}", last.id, last.outcome.in_words()));
-        let log = last.pod_name.as_ref().map(|pod| state.join("logs").join(format!("{pod}.log")));
-        if let Some(line) = log.and_then(|log| tail_of(&log, 1).pop()) {
-            lines.push(format!("          | {line}"));
-        }
+    if let Some(job) = &look.job {
+        lines.extend(parts::counters(job));
+        let last = job.status.as_ref().and_then(|s| s.last_attempt.as_ref()).and_then(|last| last.pod_name.as_ref());
+        let words = last.and_then(|pod| tail_of(&state.join("logs").join(format!("{pod}.log")), 1).pop());
+        lines.extend(parts::ended(job, look.now, words.as_deref()));
     }
     lines.push(format!("logs      {}", state.join("logs").join("POD.log").display()));
     if let Some(bytes) = disk(&status.run_dir) {
@@ -171,87 +117,13 @@ fn human(status: &StatusFile, job: Option<&RLJob>, state: &Path, holder: Option<
             lines.push(format!("{what:<9} {}", path.display()));
         }
     }
-    if !status.events.is_empty() {
-        lines.push("events".into());
-        let last = status.events.len().saturating_sub(5);
-        for event in &status.events[last..] {
-            let text = event.text.replace('\n', "\n            ");
-            lines.push(format!("  {}  {text}", view::time_of_day(event.time)));
-        }
-    }
+    let events: Vec<_> = status.events.iter().map(happening).collect();
+    lines.extend(parts::recent(&events, look.now));
     lines.join("\n")
 }
 
-/// A run that has its end behind it.
-fn over(status: &StatusFile) -> bool {
-    run::is_over(&status.job)
-}
-
-/// The command that goes on with the run, wherever it is typed.
-fn command(status: &StatusFile, state: &Path) -> String {
-    let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let state = absolute(state);
-    let mut words = vec!["thresh run".to_owned(), quoted(&status.manifest)];
-    if absolute(&PathBuf::from("runs").join(&status.name)) != state {
-        words.push(format!("--state {}", quoted(&state)));
-    }
-    words.extend(status.volumes.iter().map(|(claim, path)| format!("--volume {claim}={}", quoted(path))));
-    if status.nodes > 1 {
-        words.push(format!("--nodes {}", status.nodes));
-    }
-    words.join(" ")
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
-}
-
-/// That the file is not what runs, and why.
-fn refused(status: &StatusFile) -> Option<String> {
-    let why = status.refused_edit.as_ref()?.replace('\n', "\n          ");
-    let file = status.manifest.display();
-    Some(format!("{file} is not what runs: its last edit was refused\n          {why}"))
-}
-
 fn seen(status: &StatusFile, now: Timestamp) -> String {
-    status.updated.map_or("never".into(), |time| format!("{} ago", view::age(now.duration_since(time).as_secs())))
-}
-
-/// The one thing to look at.
-fn look_at(status: &StatusFile, progress: &Progress, now: Timestamp) -> String {
-    use api::conditions as cond;
-    let conditions = &status.job.conditions;
-    if let Some(failed) = cond::get(conditions, cond::FAILED).filter(|one| one.status == "True") {
-        return format!("{}: {}", cond::in_words(&failed.reason), failed.message);
-    }
-    if let Some(failure) = &progress.failure {
-        return failure.clone();
-    }
-    if cond::is_true(conditions, cond::COMPLETE) {
-        return "nothing: the run is complete".into();
-    }
-    if status.stopping {
-        return "nothing: it saves a checkpoint and stops".into();
-    }
-    if let Some(refused) = refused(status) {
-        return refused;
-    }
-    if status.job.phase == api::Phase::Suspended {
-        return format!("Suspended: set spec.suspend: false in {} to go on", status.manifest.display());
-    }
-    for type_ in [cond::ACCEPTED, cond::TRAINER_READY, cond::DEGRADED] {
-        let bad = if type_ == cond::DEGRADED { "True" } else { "False" };
-        if let Some(one) = cond::get(conditions, type_).filter(|one| one.status == bad && !one.message.is_empty()) {
-            return format!("{type_}: {}", one.message);
-        }
-    }
-    match view::long_wait(progress, now) {
-        Some(wait) => format!("waiting for {} ({})", wait.what, wait.owner),
-        None => "nothing: it goes its way".into(),
-    }
+    status.updated.map_or("never".into(), |time| format!("{} ago", age(now.duration_since(time).as_secs())))
 }
 
 /// Bytes under a folder.
@@ -266,54 +138,18 @@ fn disk(folder: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::Context;
-    use control::wire::Wait;
+    use control::wire::Progress;
 
     use super::*;
 
-    #[test]
-    fn one_thing_to_look_at_is_named_the_worst_first() {
-        use api::conditions as cond;
-        let now = Timestamp::from_second(60).unwrap();
-        let mut status = StatusFile::default();
-        let mut progress = Progress::default();
-        assert_eq!(look_at(&status, &progress, now), "nothing: it goes its way");
-        progress.waits.push(Wait { what: "engine e-0".into(), owner: "conductor".into(), since_ms: 0, until_ms: None });
-        assert_eq!(look_at(&status, &progress, now), "waiting for engine e-0 (conductor)");
-        let mut set = |type_, truth, reason, message| {
-            cond::set(&mut status.job.conditions, type_, truth, reason, message, Some(1), Timestamp::UNIX_EPOCH);
-        };
-        set(cond::TRAINER_READY, cond::Truth::False, "BackingOff", "3 failures without a new commit");
-        set(cond::FAILED, cond::Truth::True, "BackoffLimitExceeded", "gave up");
-        assert_eq!(look_at(&status, &progress, now), "too many failures: gave up");
-        cond::clear(&mut status.job.conditions, cond::FAILED);
-        assert_eq!(look_at(&status, &progress, now), "TrainerReady: 3 failures without a new commit");
+    fn shown(file: StatusFile, holder: Option<u32>) -> String {
+        human(&OneLook::sample(None, file, holder, Timestamp::now()))
     }
 
     #[test]
     fn a_run_that_never_got_anywhere_can_be_shown() {
-        let text = human(&StatusFile { name: "r".into(), ..Default::default() }, None, Path::new("s"), None, false);
+        let text = shown(StatusFile { name: "r".into(), ..Default::default() }, None);
         assert!(text.starts_with("NAME   PHASE") && text.contains("not running, last seen never"), "{text}");
-    }
-
-    #[test]
-    fn what_goes_on_with_a_run_is_the_whole_command() {
-        let desk = tempfile::tempdir().unwrap();
-        let state = desk.path().canonicalize().unwrap().join("my state");
-        std::fs::create_dir(&state).unwrap();
-        let status = StatusFile {
-            name: "r".into(),
-            manifest: "/m/rljob.yaml".into(),
-            volumes: [("c".to_owned(), PathBuf::from("/v"))].into(),
-            nodes: 2,
-            ..Default::default()
-        };
-        let state_flag = format!("--state '{}'", state.display());
-        let expected = format!("thresh run /m/rljob.yaml {state_flag} --volume c=/v --nodes 2");
-        assert_eq!(command(&status, &state), expected);
-        assert!(human(&status, None, &state, None, false).contains(&expected));
-        let plain = StatusFile { volumes: Default::default(), nodes: 1, ..status };
-        assert_eq!(command(&plain, Path::new("runs/r")), "thresh run /m/rljob.yaml");
     }
 
     #[test]
@@ -330,8 +166,8 @@ mod tests {
             ..Default::default()
         };
         for holder in [Some(1), None] {
-            let text = human(&status, None, Path::new("s"), holder, false);
-            assert!(text.contains("look at   a.yaml is not what runs: its last edit was refused\n"), "{text}");
+            let text = shown(status.clone(), holder);
+            assert!(text.contains("a.yaml is not what runs: its last edit was refused\n"), "{text}");
             assert_eq!(text.matches("spec.x: unknown field").count(), 2, "as what to look at, and as an event: {text}");
         }
     }
@@ -353,8 +189,7 @@ mod tests {
             }),
             ..Default::default()
         };
-        let status = StatusFile { progress: Some(progress), ..Default::default() };
-        let text = human(&status, None, Path::new("s"), Some(1), true);
+        let text = shown(StatusFile { progress: Some(progress), ..Default::default() }, Some(1));
         assert!(text.contains("warm start 135/700, pass rate 0.07"), "{text}");
         assert!(text.contains("commit    warm-start update 125 in "), "{text}");
     }
@@ -365,17 +200,10 @@ mod tests {
         status.job.phase = api::Phase::Suspending;
         status.job.ranks = Some(api::Ranks { desired: 2, ready: 2, summary: "2/2".into() });
         status.job.serving = Some(api::ServingSummary { desired: 3, ready: 3, ..Default::default() });
-        let text = human(&status, None, Path::new("s"), None, false);
+        let text = shown(status.clone(), None);
         let row = text.lines().nth(1).unwrap();
         assert!(row.contains("Stopped") && row.contains("0/2") && row.contains("0/3"), "{text}");
-        let row = human(&status, None, Path::new("s"), Some(1), true);
+        let row = shown(status, Some(1));
         assert!(row.contains("Suspending") && row.contains("2/2") && row.contains("3/3"), "{row}");
-    }
-
-    #[test]
-    fn nobody_is_asked_when_no_conductor_was_ever_made() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(ask(folder.path(), "r").is_none());
-        assert!(job_of(folder.path()).context("none").unwrap().is_none());
     }
 }
