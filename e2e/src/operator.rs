@@ -6,12 +6,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{
     Api, Client,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, Patch, PatchParams},
 };
-use serde_json::json;
 
 use crate::stage::{bring_data, repository};
 

@@ -12,7 +12,7 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, LogParams, PostParams},
 };
-use plan::{build, pod_facts};
+use plan::pod_facts;
 use serde_json::json;
 
 use crate::{
