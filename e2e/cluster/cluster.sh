@@ -137,9 +137,18 @@ status() {
   return $broken
 }
 
+# Mounts must be made where the nodes see them. `run` has its commands in a mount namespace of their own, and one of them may be us.
+on_the_machine() {
+  local daemon mounts
+  daemon=$(pid_of containerd1) || return 0
+  mounts=/proc/$daemon/ns/mnt
+  [ "$(readlink "$mounts")" = "$(readlink /proc/self/ns/mnt)" ] || exec nsenter --mount="$mounts" -- "$here/cluster.sh" "$command" "$@"
+}
+
 # One command at a time changes the cluster.
 alone() {
   need_root
+  on_the_machine "$@"
   exec 8> /run/thresh-e2e.lock
   flock -n 8 || { say "another command is at work; waiting"; flock 8; }
 }
@@ -156,16 +165,6 @@ other_node() { # I: node1 carries the control plane
     || die "a node from 2 to $(node_count), not '${1:-}' (node1 carries the control plane)"
 }
 
-# `run` gives its command a mount namespace of its own, for resolv.conf. A mount that is made there stays there, so whatever a test
-# changes about nodes and volumes is done where the cluster lives.
-where_the_cluster_lives() { # COMMAND...
-  local pid
-  pid=$(pid_of etcd) || return 0
-  [ "$(readlink "/proc/$pid/ns/mnt")" = "$(readlink /proc/self/ns/mnt)" ] || exec nsenter --mount="/proc/$pid/ns/mnt" -- "$here/cluster.sh" "$@"
-}
-
-case ${1:-} in node-* | juicefs | load | down) where_the_cluster_lives "$@" ;; esac
-
 command=${1:-}
 shift || true
 case $command in
@@ -174,7 +173,7 @@ case $command in
       say "using the cluster of KUBECONFIG=$KUBECONFIG; starting none"
       exit 0
     fi
-    alone
+    alone "$@"
     up "${1:-1}"
     ;;
   down) alone; remove; say "down" ;;
@@ -185,12 +184,12 @@ case $command in
     export KUBECONFIG=$pki/admin.kubeconfig
     in_hub_with_names "$@"
     ;;
-  node-add) alone; running; node_add ;;
-  node-remove) alone; running; node_remove ;;
-  node-kill) alone; running; other_node "$@"; node_kill "$1" ;;
-  node-heal) alone; running; other_node "$@"; node_heal "$1" ;;
+  node-add) alone "$@"; running; node_add ;;
+  node-remove) alone "$@"; running; node_remove ;;
+  node-kill) alone "$@"; running; other_node "$@"; node_kill "$1" ;;
+  node-heal) alone "$@"; running; other_node "$@"; node_heal "$1" ;;
   juicefs)
-    alone; running
+    alone "$@"; running
     case ${1:-} in mount | kill | umount | remount) "juicefs_$1" ;; *) die "juicefs mount, kill, umount or remount" ;; esac
     ;;
   apiserver-only) exec "$here/apiserver-only.sh" start "${1:-}" ;;

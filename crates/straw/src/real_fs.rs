@@ -1,12 +1,13 @@
-//! The file system of the operating system, by descriptors: folders stay open, names are resolved below them.
+//! The file system of the operating system, by descriptors: folders stay open, names are resolved below them. A folder whose mount
+//! has died is opened anew by its path, since the descriptor stays dead when the volume is mounted again.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -31,9 +32,8 @@ impl RealFs {
 
 impl Fs for RealFs {
     fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Arc::new(RealDir { fd }))
+        let fd = RwLock::new(Arc::new(open_folder(path)?));
+        Ok(Arc::new(RealDir { path: path.to_owned(), fd }))
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
@@ -73,21 +73,51 @@ pub fn create_dirs_durably(path: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     }
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(parent, flags, Mode::empty())?;
-    Ok(rustix::fs::fsync(&fd)?)
+    Ok(rustix::fs::fsync(open_folder(parent)?)?)
+}
+
+fn open_folder(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// What a descriptor says whose mount has died.
+fn is_of_a_dead_mount(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::STALE)
 }
 
 #[derive(Debug)]
 struct RealDir {
-    fd: OwnedFd,
+    path: PathBuf,
+    fd: RwLock<Arc<OwnedFd>>,
 }
 
 impl RealDir {
+    fn fd(&self) -> Arc<OwnedFd> {
+        self.fd.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens the folder anew; the old descriptor stands if it cannot be.
+    fn reopen(&self) -> Result<Arc<OwnedFd>, Errno> {
+        let fd = Arc::new(open_folder(&self.path)?);
+        *self.fd.write().unwrap_or_else(PoisonError::into_inner) = fd.clone();
+        Ok(fd)
+    }
+
+    /// Does `act`, and once more in the folder as it is mounted now if the mount it was opened in has died.
+    fn within<T>(&self, act: impl Fn(&OwnedFd) -> Result<T, Errno>) -> io::Result<T> {
+        match act(&self.fd()) {
+            Err(dead) if is_of_a_dead_mount(dead) => {
+                let fd = self.reopen().map_err(|_| dead)?;
+                Ok(act(&fd)?)
+            }
+            result => Ok(result?),
+        }
+    }
+
     fn open_with(&self, name: &str, flags: OFlags) -> io::Result<Arc<dyn File>> {
         assert!(!name.contains('/') && name != ".." && name != ".", "not one path component: {name}");
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o644))?;
+        let fd = self.within(|dir| rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)))?;
         Ok(Arc::new(RealFile { fd }))
     }
 }
@@ -106,41 +136,49 @@ impl Dir for RealDir {
     }
 
     fn exists(&self, name: &str) -> io::Result<bool> {
-        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        self.within(|dir| match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(e) => Err(e.into()),
-        }
+            Err(e) => Err(e),
+        })
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(rustix::fs::renameat(&self.fd, from, &self.fd, to)?)
+        self.within(|dir| rustix::fs::renameat(dir, from, dir, to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())?)
+        self.within(|dir| rustix::fs::unlinkat(dir, name, AtFlags::empty()))
     }
 
     fn list(&self) -> io::Result<Vec<Entry>> {
-        let mut entries = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&self.fd)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            let stat = match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => stat,
-                Err(Errno::NOENT) => continue, // removed since the folder was read
-                Err(e) => return Err(e.into()),
-            };
-            if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
-                entries.push(Entry { name: name.to_owned(), len: u64::try_from(stat.st_size).unwrap_or(0) });
+        let mut entries = self.within(|dir| {
+            let mut entries = Vec::new();
+            for entry in rustix::fs::Dir::read_from(dir)? {
+                let entry = entry?;
+                let Ok(name) = entry.file_name().to_str() else { continue };
+                let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => stat,
+                    Err(Errno::NOENT) => continue, // removed since the folder was read
+                    Err(e) => return Err(e),
+                };
+                if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
+                    entries.push(Entry { name: name.to_owned(), len: u64::try_from(stat.st_size).unwrap_or(0) });
+                }
             }
-        }
+            Ok(entries)
+        })?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fsync(&self.fd)?)
+        let result = rustix::fs::fsync(self.fd());
+        if result.is_err_and(is_of_a_dead_mount) {
+            // Never tried again: what is in the folder now says nothing of what was to be made durable in it.
+            let _ = self.reopen();
+        }
+        Ok(result?)
     }
 }
 

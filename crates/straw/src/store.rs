@@ -259,7 +259,11 @@ impl Store {
         for last in [false, true] {
             let file = self.file(&reference.pack)?;
             let bytes = file.read_at(reference.offset + at, count);
-            let bytes = bytes.map_err(|e| Error::io("read", file_name(&reference.pack), e))?;
+            let bytes = bytes.map_err(|e| {
+                // Its mount may have died, and the file with it: the next call opens it anew.
+                self.forget(&reference.pack);
+                Error::io("read", file_name(&reference.pack), e)
+            })?;
             if bytes.len() == count {
                 return Ok(bytes);
             }

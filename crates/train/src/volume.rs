@@ -119,6 +119,8 @@ fn passes(error: &io::Error) -> bool {
         K::StorageFull
             | K::QuotaExceeded
             | K::NotConnected
+            // Of the requests that were under way when a mount died.
+            | K::ConnectionAborted
             | K::StaleNetworkFileHandle
             | K::TimedOut
             | K::HostUnreachable

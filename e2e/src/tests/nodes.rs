@@ -510,8 +510,8 @@ async fn a_volume_that_dies_is_waited_for_and_the_run_goes_on_when_it_is_back(st
     let told = stage
         .until("a condition that tells", 60, async || {
             let job = stage.rljob("volume").await?;
-            let said = run::condition(&job, cond::PROGRESSING);
-            Ok((said == "False/WaitingForStorage").then(|| killed.elapsed()))
+            let said = [cond::PROGRESSING, cond::TRAINER_READY].map(|c| run::condition(&job, c));
+            Ok(said.contains(&"False/WaitingForStorage".to_owned()).then(|| killed.elapsed()))
         })
         .await?;
     let stuck = run::step(&stage.rljob("volume").await?);
