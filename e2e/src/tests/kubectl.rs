@@ -51,7 +51,7 @@ impl Viewer {
         });
         bindings.create(&PostParams::default(), &serde_json::from_value(binding)?).await.context("bind view")?;
         let request = TokenRequest {
-            spec: TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() },
+            spec: Some(TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() }),
             ..TokenRequest::default()
         };
         let token = accounts.create_token_request("viewer", &PostParams::default(), &request).await?;
@@ -141,7 +141,9 @@ async fn a_viewer_sees(stage: &Stage) -> anyhow::Result<()> {
         job["spec"]["model"]["source"] = json!("pvc://no-such-claim/sort5/model");
     })?;
     stage.apply(&waiting).await?;
-    let job = run::start(stage, &run::manifest("runs", |_| {})?, 3).await?;
+    run::start(stage, &run::manifest("runs", |_| {})?, 3).await?;
+    // A step may be seen before the pods are seen ready.
+    let job = run::attempt_after(stage, "runs", 0, 30).await?;
     waits_for_its_claim(stage, &viewer).await?;
     runs_well(stage, &viewer, &job).await?;
     backs_off(stage, &viewer).await?;
