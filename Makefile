@@ -5,10 +5,15 @@ KILLS ?= 24
 SEED := $(or $(SEED),$(shell date +%s))
 NODES ?= 1
 
-.PHONY: quickstart build test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core bench-rollout bench-operator e2e quickstart-cluster cluster cluster-down images
+.PHONY: quickstart build kubectl test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core \
+  bench-rollout bench-operator e2e quickstart-cluster cluster cluster-down images
 
 build:
 	$(CARGO) build --release
+
+# `kubectl thresh`: put target/release/kubectl-thresh into PATH. Apart from the rest, since only it needs a Kubernetes client.
+kubectl:
+	$(CARGO) build --release -p kubectl-thresh
 
 # Trains a small model to its reward on this machine: no GPU, no Python, no cluster.
 quickstart: build

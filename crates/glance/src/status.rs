@@ -32,7 +32,12 @@ pub fn lines(facts: &Facts<'_>, events: &[Happening], last_words: Option<&str>) 
     lines.extend(progress(facts.job, facts.now));
     lines.extend(counters(facts.job));
     lines.extend(ended(facts.job, facts.now, last_words));
-    lines.extend(recent(events, facts.now));
+    // What a kubelet does all day stands in `events`.
+    let ours = |h: &&Happening| {
+        h.warning || ["RLJob/", "ServingCluster/", "RolloutPool/"].iter().any(|k| h.object.starts_with(k))
+    };
+    let telling: Vec<Happening> = events.iter().filter(ours).cloned().collect();
+    lines.extend(recent(&telling, facts.now));
     lines
 }
 
@@ -183,6 +188,21 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\nin\n{text}");
         }
+    }
+
+    #[test]
+    fn the_daily_work_of_kubelets_does_not_hide_what_happened_to_the_run() {
+        let sample = Sample::new();
+        let of =
+            |object: &str, warning, text| Happening { object: object.into(), warning, ..happened(&sample, -9, text) };
+        let mut events = vec![of("RLJob/sort5", false, "attempt 1 began")];
+        events.extend((0..9).map(|_| of("Pod/sort5-t1-0", false, "pulled")));
+        events.push(of("Pod/sort5-t1-0", true, "no such image"));
+        let text = lines(&sample.facts(), &events, None).join("\n");
+        assert!(
+            text.contains("attempt 1 began") && text.contains("no such image") && !text.contains("pulled"),
+            "{text}"
+        );
     }
 
     #[test]
