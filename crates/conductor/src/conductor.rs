@@ -247,6 +247,10 @@ impl Conductor {
     }
 
     fn on_tick(&mut self, now: u64, out: &mut Step) -> Result<(), Error> {
+        // Who is not heard of waits for nothing any more: the next attempt would wait for it for ever.
+        if self.memory.trainer_heard_ms.is_none_or(|heard| now.saturating_sub(heard) >= TRAINER_HEARTBEAT_MS) {
+            self.memory.trainer_waits = None;
+        }
         self.look_at_packs(now, out);
         for op in self.state.queue.lapsed(now) {
             if let straw::queue::Op::Fail { task, reason, attempt, .. } = op {

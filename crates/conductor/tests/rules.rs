@@ -5,11 +5,11 @@ mod world;
 
 use conductor::{
     Command, Conductor, DropReason, Error, Event, OrderKind, Position, Record, Reply, SAVED_HOLD_MS, SettingsAsked,
-    TilesProblem, Unreached,
+    TRAINER_HEARTBEAT_MS, TilesProblem, Unreached,
 };
 use control::wire::{
-    CheckpointRequest, CompleteRequest, FailRequest, GroupSummary, LeaseRequest, Order, Outcome, RefusalKind,
-    RenewRequest, Report, ReportRequest, RunPhase, Start, WorkerId,
+    CheckpointRequest, CompleteRequest, FailRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome,
+    RefusalKind, RenewRequest, Report, ReportRequest, RunPhase, Start, WorkerId,
 };
 use world::{
     Faults, World,
@@ -643,6 +643,27 @@ fn a_volume_that_is_away_is_waited_for_by_name_until_it_is_back() {
     world.now(|_| Event::Volume(Some("the volume, which is away".to_owned())));
     assert_eq!(storage(&world).as_deref(), Some("the volume, which is away"));
     world.now(|_| Event::Volume(None));
+    assert_eq!(storage(&world), None);
+}
+
+#[test]
+fn what_a_trainer_waits_for_is_forgotten_with_it() {
+    let mut world = quiet(false, false);
+    world.until("a step is learnt", |w| w.state().trained >= 1);
+    world.hush();
+    let (epoch, done) = (world.state().trainer_epoch, world.state().trainer.as_ref().unwrap().done);
+    let storage = |world: &World| {
+        let waits = world.conductor.as_ref().unwrap().progress(world.now).waits;
+        waits.into_iter().find(|wait| wait.owner == "storage").map(|wait| wait.what)
+    };
+    let waiting_for = Some("writing weights: gone".to_owned());
+    let poll = NextRequest { run: "uid".to_owned(), trainer_epoch: epoch, done, wait_ms: 0, waiting_for };
+    world.now(|reply| Event::Next(reply, poll));
+    world.now(|_| Event::Tick);
+    assert_eq!(storage(&world).as_deref(), Some("the trainer, writing weights: gone"));
+    // It dies of something else. The next attempt is not made to wait for what a dead one wanted.
+    world.now += TRAINER_HEARTBEAT_MS;
+    world.now(|_| Event::Tick);
     assert_eq!(storage(&world), None);
 }
 
