@@ -62,9 +62,14 @@ impl Cluster {
                 Config::from_custom_kubeconfig(kubeconfig, &options).await?
             }
             None if of.context.is_some() => Config::from_kubeconfig(&options).await?,
-            None => Config::infer().await.context(
-                "no cluster\n  fix: set KUBECONFIG, or name a file with --kubeconfig; for a run on this machine: thresh status",
-            )?,
+            None => match Config::infer().await {
+                Ok(config) => config,
+                // Its own words list every place that was looked into.
+                Err(_) => bail!(
+                    "no cluster: $KUBECONFIG names no file, and there is no ~/.kube/config\n  fix: set KUBECONFIG, or name a file with \
+                     --kubeconfig; for a run on this machine: thresh status"
+                ),
+            },
         };
         let namespace = of.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let images = plan::Images { trainer_cpu: String::new(), rollout: String::new() };

@@ -120,7 +120,7 @@ mod tests {
         file.progress.as_mut().unwrap().waits.push(wait);
         let why = local_why(&look(&file, Some(1)));
         assert_eq!((why.what.as_str(), why.owner.as_deref()), ("engine e-0", Some("conductor")));
-        let mut set = |file: &mut StatusFile, type_, truth, reason, message| {
+        let set = |file: &mut StatusFile, type_, truth, reason, message| {
             cond::set(&mut file.job.conditions, type_, truth, reason, message, Some(1), Timestamp::UNIX_EPOCH);
         };
         set(&mut file, cond::TRAINER_READY, cond::Truth::False, "BackingOff", "3 failures without a new commit");
@@ -150,11 +150,14 @@ mod tests {
         };
         let state_flag = format!("--state '{}'", state.display());
         let expected = format!("thresh run /m/rljob.yaml {state_flag} --volume c=/v --nodes 2");
-        let stopped = OneLook { state, ..look(&file, None) };
+        let mut stopped = look(&file, None);
+        stopped.state = state;
         assert_eq!(command(&stopped), expected);
         assert_eq!(local_why(&stopped).may, [expected]);
         let plain = StatusFile { volumes: Default::default(), nodes: 1, ..file };
-        assert_eq!(command(&OneLook { state: "runs/r".into(), ..look(&plain, None) }), "thresh run /m/rljob.yaml");
+        let mut usual = look(&plain, None);
+        usual.state = "runs/r".into();
+        assert_eq!(command(&usual), "thresh run /m/rljob.yaml");
     }
 
     #[test]

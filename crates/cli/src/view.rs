@@ -476,6 +476,5 @@ mod tests {
     fn times_are_short() {
         assert_eq!(clock(Duration::from_secs(31)), "00:31");
         assert_eq!(clock(Duration::from_secs(3700)), "1:01:40");
-        assert_eq!((age(59), age(200), age(7300), age(200_000)), ("59s".into(), "3m".into(), "2h".into(), "2d".into()));
     }
 }

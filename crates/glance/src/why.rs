@@ -433,7 +433,9 @@ fn well(facts: &Facts<'_>, status: &RLJobStatus) -> Why {
     let progress = status.progress.clone().unwrap_or_default();
     let what = match &status.attempt {
         _ if cond::is_true(&status.conditions, cond::COMPLETE) => {
-            format!("nothing: the run is complete (step {}, {} attempts)", progress.steps, status.attempts)
+            let attempts =
+                if status.attempts == 1 { "1 attempt".into() } else { format!("{} attempts", status.attempts) };
+            format!("nothing: the run is complete (step {}, {attempts})", progress.steps)
         }
         Some(attempt) => format!("nothing: it runs ({})", running(attempt, status, facts.now)),
         None => "nothing: the next attempt is being made".into(),
