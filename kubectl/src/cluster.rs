@@ -132,7 +132,7 @@ impl Cluster {
     /// The last lines of a pod's main container.
     pub async fn tail(&self, pod: &str, lines: i64) -> Result<String> {
         let params = LogParams { tail_lines: Some(lines), ..LogParams::default() };
-        Ok(self.pods().logs(pod, &params).await.map_err(said)?)
+        self.pods().logs(pod, &params).await.map_err(said)
     }
 }
 

@@ -69,7 +69,7 @@ pub fn is_about(facts: &Facts<'_>, event: &Event) -> bool {
     let same = known.is_none_or(|uid| about.uid.as_ref().is_none_or(|u| u == uid));
     let begun = facts.job.metadata.creation_timestamp.as_ref().map(|t| t.0);
     let late = from_event(event).is_some_and(|h| begun.is_none_or(|begun| h.time >= begun));
-    same
+    same && late
 }
 
 /// One line each, oldest first, in columns. Lines after a text's first are set in.

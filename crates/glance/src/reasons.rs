@@ -694,8 +694,9 @@ mod tests {
             include_str!("../../plan/src/rljob/children.rs"),
             include_str!("../../plan/src/rljob/deletion.rs"),
             include_str!("../../plan/src/rljob/summary.rs"),
+            include_str!("../../plan/src/rljob/queue.rs"),
         ];
-        let operator = [include_str!("../../../operator/src/error.rs"), include_str!("../../../operator/src/run.rs")];
+        let operator = [include_str!("../../plan/src/applied.rs"), include_str!("../../../operator/src/run.rs")];
         let others = [include_str!("../../plan/src/serving.rs"), include_str!("../../plan/src/pool.rs")];
         let known: BTreeSet<&str> = [COMMON, RUN, SERVING, POOL]
             .into_iter()

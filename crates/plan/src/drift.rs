@@ -25,7 +25,16 @@ pub fn outdated(live: &Child, rendered: &Child) -> bool {
     !same(labels::REVISION)
         || (same(labels::RENDER_VERSION)
             && (paused(live) != paused(rendered)
-                || !(equal(live, rendered) || holds(&live.to_json(), &rendered.to_json()))))
+                || !(equal(live, rendered) || holds(&live.to_json(), &without_generation(rendered).to_json()))))
+}
+
+/// Which generation of the RLJob it was rendered for says nothing of what it should be: an edit of something else changes no child.
+fn without_generation(rendered: &Child) -> Child {
+    let mut rendered = rendered.clone();
+    if let Some(annotations) = &mut rendered.metadata_mut().annotations {
+        annotations.remove(labels::RLJOB_GENERATION);
+    }
+    rendered
 }
 
 /// The same to the letter, which an API server that fills in nothing gives: seen without looking at every field as JSON.
