@@ -686,6 +686,9 @@ mod tests {
             "ServingCluster",
             "Unreadable",
             "RunIsComplete",
+            // What the API server and a queue call things, read and never written.
+            "AlreadyExists",
+            "Inadmissible",
         ];
         let run = [
             include_str!("../../plan/src/rljob/mod.rs"),
