@@ -147,7 +147,9 @@ mod tests {
     async fn a_conductor_that_was_not_asked_yet_is_not_called_silent() {
         let links = Links::new().unwrap();
         let (news, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let tell = move || drop(news.send(()));
+        let tell = move || {
+            let _ = news.send(());
+        };
         assert_eq!(links.hear("uid", &[], "", tell.clone()), Some(Conductor::Unreachable), "there is none");
         // Nobody listens there.
         let pod: Pod = serde_json::from_value(json!({

@@ -16,6 +16,9 @@ use tokio::time::{Instant, sleep_until};
 
 const SERVE: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done";
 
+/// A test that waits longer is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 struct Bench {
     folder: tempfile::TempDir,
     node: Node,
@@ -49,7 +52,9 @@ fn bench(nodes: usize, scripts: &[(&str, &str)]) -> Bench {
 
 impl Bench {
     async fn until(&mut self, wanted: impl Fn(&Node) -> bool) {
+        let over = Instant::now() + PATIENCE;
         loop {
+            assert!(Instant::now() < over, "waited {PATIENCE:?} for what never came");
             self.node.settle().unwrap();
             if wanted(&self.node) {
                 return;
@@ -336,16 +341,16 @@ async fn a_cluster_whose_run_is_gone_lets_its_engines_end_before_it_goes() {
     kept.metadata.owner_references = None;
     operator.apply(&api::manifest::Kind::ServingCluster(Box::new(kept))).unwrap();
     let engines = |node: &Node| node.objects().pods.iter().filter(|one| pod::pid(one).is_some()).count();
-    while engines(&bench.node) < 2 {
-        operator.reconcile(&mut bench.node).unwrap();
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    operator.reconcile(&mut bench.node).unwrap();
+    bench.until(|node| engines(node) == 2).await;
     assert_eq!(bench.node.objects().disruption_budgets.list().len(), 1);
     // Its run was deleted, and with it what it owns.
     operator.apply(&api::manifest::Kind::ServingCluster(Box::new(owned))).unwrap();
     operator.reconcile(&mut bench.node).unwrap();
     assert!(operator.servings().iter().next().is_some_and(|one| one.metadata.deletion_timestamp.is_some()));
+    let over = Instant::now() + PATIENCE;
     while operator.servings().iter().next().is_some() {
+        assert!(Instant::now() < over, "the cluster never went");
         // As long as the object is there, so are the names its engines are known by.
         assert!(bench.node.objects().services.list().len() == 2 || engines(&bench.node) == 0);
         tokio::select! {
