@@ -19,6 +19,8 @@ pub(super) struct Inode {
     pub(super) pending: Vec<Pending>,
     /// What a host sees that has unsynced bytes; every other sees `durable`.
     pub(super) views: BTreeMap<u32, Vec<u8>>,
+    /// Syncs that failed on each host: every file that was open then is told once.
+    pub(super) failures: BTreeMap<u32, u64>,
 }
 
 impl Inode {
@@ -51,7 +53,12 @@ impl Inode {
 
     /// The sync failed: the pages are marked clean although they never reached the disk.
     pub(super) fn doom(&mut self, host: u32) {
+        *self.failures.entry(host).or_default() += 1;
         self.pending.iter_mut().filter(|w| w.host == host).for_each(|w| w.doomed = true);
+    }
+
+    pub(super) fn failures(&self, host: u32) -> u64 {
+        self.failures.get(&host).copied().unwrap_or(0)
     }
 
     /// The system writes one pending write back on its own, in whatever order.

@@ -19,6 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::fs::{Dir, Entry, File, Fs};
@@ -179,6 +180,13 @@ impl SimFs {
     pub fn fail_next_look(&self) {
         let mut disk = self.disk();
         disk.blind.insert(self.host);
+    }
+
+    /// Forgets the failures that were set and have not happened.
+    pub fn clear_faults(&self) {
+        let mut disk = self.disk();
+        disk.faults.clear();
+        disk.blind.clear();
     }
 
     /// The system writes back some bytes that nobody has synced yet.
@@ -380,8 +388,9 @@ struct SimDir {
 }
 
 impl SimDir {
-    fn file(&self, inode: usize) -> Arc<dyn File> {
-        Arc::new(SimFile { fs: self.fs.clone(), inode })
+    fn file(&self, disk: &Disk, inode: usize) -> Arc<dyn File> {
+        let told = disk.inodes.get(inode).map_or(0, |i| i.failures(self.fs.host));
+        Arc::new(SimFile { fs: self.fs.clone(), inode, told: AtomicU64::new(told) })
     }
 
     /// The file that a name leads to; a remembered one that is not the name's any more is not there.
@@ -403,8 +412,7 @@ impl Dir for SimDir {
         let inode = disk.inodes.len();
         disk.inodes.push(Inode::default());
         disk.change(self.fs.host, &self.path, Change::Create { name: name.to_owned(), inode })?;
-        drop(disk);
-        Ok(self.file(inode))
+        Ok(self.file(&disk, inode))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
@@ -412,8 +420,7 @@ impl Dir for SimDir {
         disk.looks(self.fs.host)?;
         let inode = self.lookup(&mut disk, name)?;
         disk.len_for(self.fs.host, inode, true);
-        drop(disk);
-        Ok(self.file(inode))
+        Ok(self.file(&disk, inode))
     }
 
     fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
@@ -466,6 +473,8 @@ impl Dir for SimDir {
 struct SimFile {
     fs: SimFs,
     inode: usize,
+    /// Failed syncs of the file that this handle has been told of.
+    told: AtomicU64,
 }
 
 impl File for SimFile {
@@ -514,10 +523,14 @@ impl File for SimFile {
         let turn = disk.turn(host)?;
         disk.syncs += 1;
         let Some(inode) = disk.inodes.get_mut(self.inode) else { return Err(io::ErrorKind::NotFound.into()) };
+        if self.told.swap(inode.failures(host), Ordering::Relaxed) < inode.failures(host) {
+            return Err(Fault::Io.error()); // another handle's failed sync, of this file's bytes too
+        }
         match turn {
             Turn::Done => inode.sync(host),
             Turn::Fails(fault) => {
                 inode.doom(host);
+                self.told.store(inode.failures(host), Ordering::Relaxed);
                 return Err(fault.error());
             }
             Turn::Crashes => {}

@@ -325,6 +325,7 @@ impl World {
     /// Everything stops; what is left is checked as it is, and again after the work has gone on a little.
     fn end(&self) {
         self.quiet.set(true);
+        self.sim().clear_faults();
         if self.random.below(2) == 0 {
             self.power_cut();
         } else {
