@@ -91,11 +91,10 @@ impl Collector {
 
     /// The packs, of all there are, that may be retired now.
     pub fn candidates(&mut self, packs: &[PackInfo], queue: &Queue, now_ms: u64) -> Vec<String> {
-        let live = queue.live_packs();
         self.seen.retain(|name, _| packs.iter().any(|p| &p.name == name));
         let mut chosen = Vec::new();
         for pack in packs {
-            if live.contains(&pack.name) || queue.retired().contains(&pack.name) {
+            if queue.is_live(&pack.name) || queue.retired().contains(&pack.name) {
                 self.seen.remove(&pack.name);
             } else if self.has_settled(pack, queue, now_ms) {
                 chosen.push(pack.name.clone());

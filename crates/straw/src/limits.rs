@@ -38,6 +38,14 @@ pub const REFS_MAX: usize = 65_536;
 pub const BATCH_GROUPS_MAX: usize = 65_536;
 /// Bytes of a reason (a failure or a drop); longer ones are cut.
 pub const REASON_BYTES_MAX: usize = 1024;
+/// Consumers of one queue beside its batches.
+pub const CONSUMERS_MAX: usize = 256;
+/// Bytes that a consumer stores with its acknowledgements.
+pub const CONSUMER_STATE_BYTES_MAX: usize = 64 << 10;
+/// Checkpoints of one queue, and forks that hold some.
+pub const CHECKPOINTS_MAX: usize = 1024;
+/// Bytes of the model's record in a checkpoint.
+pub const CHECKPOINT_MODEL_BYTES_MAX: usize = 1 << 20;
 /// Leases one worker may hold.
 pub const LEASES_PER_WORKER_MAX: usize = 4096;
 

@@ -466,6 +466,7 @@ impl Pair {
     }
 
     fn compare(&self) {
+        assert_eq!(self.queue.live_packs(), naive_packs(&self.queue), "the count of each pack is right");
         let (queue, model) = (&self.queue, &self.model);
         assert_eq!(queue.pending().map(|t| t.id.0).collect::<Vec<_>>(), model.in_order());
         assert_eq!(queue.pending_len(), model.in_order().len());
@@ -677,4 +678,149 @@ fn a_task_life_costs_few_bytes_in_the_journal() {
     go(&mut q, op);
     let per_task = bytes as u64 / groups;
     assert!(per_task <= 200, "{per_task} B");
+}
+
+fn accept(queue: &mut Queue, id: u64) -> straw::queue::Position {
+    let op = queue.submit(vec![new_task(id, 3)]);
+    apply(queue, op);
+    let Ok(Completion::Accept(op)) = queue.offer(TaskId(id), &format!("s{id}"), &[reference(id)]) else { panic!() };
+    queue.apply(&op).unwrap();
+    queue.accepted_of(TaskId(id)).unwrap().0
+}
+
+fn naive_packs(queue: &Queue) -> std::collections::BTreeSet<String> {
+    queue.live_refs().map(|r| r.pack.clone()).collect()
+}
+
+#[test]
+fn many_completions_are_answered_as_one_by_one_and_the_first_of_two_wins() {
+    use straw::queue::Finished;
+    let mut queue = queue();
+    let op = queue.submit((0..3).map(|i| new_task(i, 3)).collect());
+    apply(&mut queue, op);
+    let done = |task: u64, submission: &str| Finished {
+        task: TaskId(task),
+        attempt: None,
+        submission: submission.into(),
+        result: vec![reference(task)],
+    };
+    let all = [done(0, "a"), done(0, "b"), done(1, "a"), done(1, "c"), done(9, "d")];
+    let answers = queue.complete_many(&all);
+    assert!(matches!(answers[0], Ok(Completion::Accept(_))));
+    assert!(matches!(&answers[1], Err(Refused::AcceptedOtherwise { winner, .. }) if winner == "a"));
+    assert!(matches!(&answers[2], Err(Refused::SubmissionTaken { task: TaskId(0), .. })));
+    assert!(matches!(answers[3], Ok(Completion::Accept(_))));
+    assert!(matches!(answers[4], Err(Refused::UnknownTask(_))));
+    for answer in answers.into_iter().flatten() {
+        let Completion::Accept(op) = answer else { panic!() };
+        queue.apply(&op).expect("the ops of one answer apply together");
+    }
+    assert!(queue.complete_many(&all[..1]).iter().all(|a| matches!(a, Ok(Completion::Already(_)))));
+}
+
+#[test]
+fn a_group_stays_until_its_batch_and_every_consumer_have_passed_it() {
+    use straw::queue::Position;
+    let mut queue = queue();
+    let op = queue.open_consumer("eval", Position(0));
+    apply(&mut queue, op);
+    let positions: Vec<_> = (0..4).map(|i| accept(&mut queue, i)).collect();
+    let op = queue.plan_batch(BatchId(0), &positions[..2]);
+    apply(&mut queue, op);
+    let op = queue.batch_ready(BatchId(0), &[reference(50)]);
+    apply(&mut queue, op);
+    let op = queue.ack(BatchId(0)).unwrap().unwrap();
+    apply(&mut queue, Ok(op));
+    let op = queue.release(BatchId(1));
+    apply(&mut queue, op);
+    assert!(queue.is_settled(TaskId(0)) && queue.accepted_at(positions[0]).is_some());
+    let seen =
+        |queue: &Queue| queue.fetch("eval", Position(0), 9).unwrap().iter().map(|(p, _)| p.0).collect::<Vec<_>>();
+    assert_eq!(seen(&queue), [0, 1, 2, 3]);
+    let op = queue.ack_consumer("eval", &[positions[1], positions[2]], Some(b"cursor"));
+    apply(&mut queue, op);
+    assert_eq!(seen(&queue), [0, 3]);
+    assert!(queue.accepted_at(positions[1]).is_none(), "batch and consumer have passed it");
+    assert!(queue.accepted_at(positions[2]).is_some(), "no batch has had it");
+    let op = queue.ack_consumer("eval", &[positions[0]], None);
+    apply(&mut queue, op);
+    assert_eq!(queue.consumer("eval").unwrap().next(), Position(3));
+    assert_eq!(queue.consumer("eval").unwrap().state(), b"cursor");
+    let op = queue.settle_accepted(&positions[2..]);
+    apply(&mut queue, op);
+    assert_eq!(queue.accepted().map(|(p, _)| p.0).collect::<Vec<_>>(), [3]);
+    assert_eq!(queue.unbatched().count(), 0);
+    let refused = queue.plan_batch(BatchId(1), &positions[3..]);
+    assert!(matches!(refused, Err(Refused::UnknownPosition(_))), "what is settled is in no later batch: {refused:?}");
+    assert!(queue.ack_consumer("eval", &[Position(4)], None).is_err(), "not accepted yet");
+    let op = queue.close_consumer("eval").unwrap();
+    apply(&mut queue, Ok(op));
+    assert_eq!(queue.accepted().count(), 0);
+    assert_eq!(queue.live_packs(), naive_packs(&queue));
+}
+
+#[test]
+fn a_rollback_brings_the_state_back_and_a_branch_keeps_what_it_needs() {
+    let mut queue = queue();
+    accept(&mut queue, 0);
+    let op = queue.checkpoint("step-1", b"model 1");
+    apply(&mut queue, op);
+    let then = queue.accepted().map(|(p, a)| (p, a.clone())).collect::<Vec<_>>();
+    let op = queue.drop_accepted(&[then[0].0], DropCause::Filtered, "");
+    apply(&mut queue, op);
+    let late = accept(&mut queue, 1);
+    let op = queue.checkpoint("step-2", b"model 2");
+    apply(&mut queue, op);
+    let pack = &reference(0).pack;
+    assert!(queue.retire(std::slice::from_ref(pack)).is_err(), "the checkpoint still needs it");
+    let held = queue.acquire("w", 1, 0, LeaseTerms::default());
+    let op = queue.rollback("step-1");
+    apply(&mut queue, op);
+    assert!(held.iter().all(|l| queue.lease(l.task).is_none()));
+    assert_eq!(queue.accepted().map(|(p, a)| (p, a.clone())).collect::<Vec<_>>(), then);
+    assert!(accept(&mut queue, 1) > late, "a position means one group for ever");
+    let op = queue.checkpoint("step-2b", b"model 2b");
+    apply(&mut queue, op);
+    assert_eq!(queue.ancestors().map(|(name, _)| name).collect::<Vec<_>>(), ["step-2b", "step-1"]);
+    assert_eq!(queue.checkpoint_named("step-2").unwrap().model(), b"model 2");
+    let op = queue.drop_checkpoint("step-1");
+    apply(&mut queue, op);
+    assert_eq!(queue.ancestors().map(|(name, _)| name).collect::<Vec<_>>(), ["step-2b"]);
+    assert_eq!(queue.live_packs(), naive_packs(&queue));
+    let bytes = postcard::to_stdvec(&queue).unwrap();
+    let again: Queue = postcard::from_bytes(&bytes).unwrap();
+    assert_eq!(again, queue);
+    assert_eq!(again.live_packs(), queue.live_packs());
+}
+
+#[test]
+fn a_fork_begins_as_its_checkpoint_was_in_a_journal_of_its_own() {
+    let mut queue = queue();
+    accept(&mut queue, 0);
+    let op = queue.checkpoint("step-1", b"model 1");
+    apply(&mut queue, op);
+    let op = queue.hold_for("lower-rate", "step-1");
+    apply(&mut queue, op);
+    accept(&mut queue, 1);
+    assert!(matches!(queue.drop_checkpoint("step-1"), Err(Refused::CheckpointHeld { .. })));
+    let fork = queue.fork("step-1").unwrap();
+    assert_eq!(fork.accepted().count(), 1);
+    assert_eq!(fork.checkpoint_named(straw::queue::FORKED).unwrap().model(), b"model 1");
+    let state = postcard::to_stdvec(&fork).unwrap();
+    for crash_at in 0..20 {
+        let sim = straw::SimFs::new(crash_at);
+        sim.crash_at(crash_at);
+        let fs = |sim: &straw::SimFs| std::sync::Arc::new(sim.clone());
+        let _ = straw::Journal::begin(fs(&sim), "/run/fork", "owner", &state);
+        let sim = sim.power_loss(crash_at);
+        let (journal, _) = straw::Journal::begin(fs(&sim), "/run/fork", "owner", &state).unwrap();
+        journal.append(&[b"more"]).unwrap();
+        let (_, found) = straw::Journal::begin(fs(&sim), "/run/fork", "owner", b"another").unwrap();
+        assert_eq!(found.snapshot.as_deref(), Some(&state[..]));
+        assert_eq!(found.txns.len(), 1);
+    }
+    let op = queue.end_hold("lower-rate").unwrap();
+    apply(&mut queue, Ok(op));
+    let op = queue.drop_checkpoint("step-1");
+    apply(&mut queue, op);
 }

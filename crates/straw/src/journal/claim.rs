@@ -61,6 +61,19 @@ impl Journal {
     }
 }
 
+impl Journal {
+    /// Claims a journal that is to begin with `state`, that of a fork for instance. Should it have begun already (an earlier
+    /// call was interrupted, or its answer lost), what is there is given and `state` is not written.
+    pub fn begin(fs: Arc<dyn Fs>, dir: impl AsRef<Path>, owner: &str, state: &[u8]) -> Result<(Journal, Recovered)> {
+        let (journal, mut found) = Self::claim(fs, dir, owner)?;
+        if found.snapshot.is_none() && found.last == 0 {
+            journal.snapshot(0, state)?;
+            found.snapshot = Some(state.to_vec());
+        }
+        Ok((journal, found))
+    }
+}
+
 /// Creates the next epoch's claim exclusively, durable with its name.
 fn raise_epoch(dir: &dyn Dir, owner: &str) -> Result<u64> {
     let names = recovery::list(dir)?;

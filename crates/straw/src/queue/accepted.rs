@@ -1,5 +1,7 @@
 //! Acceptance: a result becomes durable exactly once.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use super::refused::at_most;
@@ -24,8 +26,23 @@ pub struct Accepted {
     pub submission: String,
     /// The result.
     pub result: Vec<Ref>,
-    /// The batch it is in.
+    /// The batch it is in, or was.
     pub batch: Option<BatchId>,
+    /// Its task is settled; it is kept for the consumers that have yet to process it.
+    pub settled: bool,
+}
+
+/// A finished task, as a member of [`Queue::complete_many`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// The task.
+    pub task: TaskId,
+    /// The attempt that holds it; `None` when it is offered without a lease.
+    pub attempt: Option<AttemptId>,
+    /// Id of the submission.
+    pub submission: String,
+    /// The result.
+    pub result: Vec<Ref>,
 }
 
 /// Why a task ended without being trained on.
@@ -90,6 +107,32 @@ impl Queue {
         }
     }
 
+    /// Many finished tasks at once, each answered as [`Queue::complete`] and [`Queue::offer`] answer, in order: the ops of those
+    /// that are accepted can be journaled as one transaction. Of two for one task, or with one submission, the first wins, and
+    /// the second is refused until the first is applied.
+    pub fn complete_many(&self, finished: &[Finished]) -> Vec<Result<Completion, Refused>> {
+        let mut tasks = BTreeMap::new();
+        let mut submissions = BTreeMap::new();
+        let mut answer = |f: &Finished| {
+            if let Some(winner) = tasks.get(&f.task) {
+                return Err(Refused::AcceptedOtherwise { task: f.task, winner: String::clone(winner) });
+            }
+            if let Some(task) = submissions.get(&f.submission) {
+                return Err(Refused::SubmissionTaken { submission: f.submission.clone(), task: *task });
+            }
+            let answer = match f.attempt {
+                Some(attempt) => self.complete(f.task, attempt, &f.submission, &f.result),
+                None => self.offer(f.task, &f.submission, &f.result),
+            };
+            if let Ok(Completion::Accept(_)) = answer {
+                tasks.insert(f.task, f.submission.clone());
+                submissions.insert(f.submission.clone(), f.task);
+            }
+            answer
+        };
+        finished.iter().map(&mut answer).collect()
+    }
+
     /// The answer to a submission that was decided before.
     fn known(&self, task: TaskId, submission: &str) -> Result<Option<Completion>, Refused> {
         if let Some((position, accepted)) = self.submission(submission) {
@@ -136,39 +179,39 @@ impl Queue {
         Ok(op)
     }
 
-    /// Accepted groups that are not released, by position.
+    /// Accepted groups that are not let go by the batches and all consumers, by position.
     pub fn accepted(&self) -> impl Iterator<Item = (Position, &Accepted)> {
-        self.durable.accepted.iter().map(|(p, a)| (*p, a))
+        self.durable.live.accepted.iter().map(|(p, a)| (*p, a))
     }
 
     /// Accepted groups that are in no batch yet, by position.
     pub fn unbatched(&self) -> impl Iterator<Item = (Position, &Accepted)> {
-        self.accepted().filter(|(_, a)| a.batch.is_none())
+        self.unbatched.iter().filter_map(|p| self.accepted_at(*p).map(|a| (*p, a)))
     }
 
     /// The group at a position.
     pub fn accepted_at(&self, position: Position) -> Option<&Accepted> {
-        self.durable.accepted.get(&position)
+        self.durable.live.accepted.get(&position)
     }
 
     /// The accepted result of a task, until it is released.
     pub fn accepted_of(&self, task: TaskId) -> Option<(Position, &Accepted)> {
-        self.durable.positions.get(&task).and_then(|p| self.durable.accepted.get(p).map(|a| (*p, a)))
+        self.durable.live.positions.get(&task).and_then(|p| self.durable.live.accepted.get(p).map(|a| (*p, a)))
     }
 
     /// The accepted group of a submission, until it is released.
     pub fn submission(&self, submission: &str) -> Option<(Position, &Accepted)> {
-        self.durable.submissions.get(submission).and_then(|p| self.durable.accepted.get(p).map(|a| (*p, a)))
+        self.durable.live.submissions.get(submission).and_then(|p| self.durable.live.accepted.get(p).map(|a| (*p, a)))
     }
 
     /// What was dropped since the last release, oldest first.
     pub fn dropped(&self) -> &[Drop] {
-        &self.durable.dropped
+        &self.durable.live.dropped
     }
 
     /// How many tasks of the run were dropped for `cause`.
     pub fn dropped_total(&self, cause: DropCause) -> u64 {
-        self.durable.dropped_total.get(&cause).copied().unwrap_or(0)
+        self.durable.live.dropped_total.get(&cause).copied().unwrap_or(0)
     }
 
     pub(super) fn check_complete(&self, task: TaskId, submission: &str, result: &[Ref]) -> Result<(), Refused> {
@@ -188,12 +231,16 @@ impl Queue {
     }
 
     pub(super) fn check_drop(&self, positions: &[Position]) -> Result<(), Refused> {
-        for (i, position) in positions.iter().enumerate() {
+        let mut seen = BTreeSet::new();
+        for position in positions {
             let group = self.accepted_at(*position).ok_or(Refused::UnknownPosition(*position))?;
             if let Some(batch) = group.batch {
                 return Err(Refused::Batched { position: *position, batch });
             }
-            if positions.iter().take(i).any(|p| p == position) {
+            if group.settled {
+                return Err(Refused::UnknownPosition(*position)); // over, and kept only for a consumer
+            }
+            if !seen.insert(*position) {
                 return Err(Refused::Invalid("a position is named twice"));
             }
         }
@@ -205,10 +252,13 @@ impl Queue {
         let position = self.durable.next_position;
         self.durable.next_position.0 += 1;
         let submission = submission.to_owned();
-        self.durable.submissions.insert(submission.clone(), position);
-        self.durable.positions.insert(task, position);
-        let accepted = Accepted { task, input: done.input, submission, result: result.to_vec(), batch: None };
-        let before = self.durable.accepted.insert(position, accepted);
+        self.durable.live.submissions.insert(submission.clone(), position);
+        self.durable.live.positions.insert(task, position);
+        let accepted =
+            Accepted { task, input: done.input, submission, result: result.to_vec(), batch: None, settled: false };
+        self.holds.add(result);
+        self.unbatched.insert(position);
+        let before = self.durable.live.accepted.insert(position, accepted);
         assert!(before.is_none(), "a position is used once");
     }
 
@@ -221,20 +271,22 @@ impl Queue {
 
     /// Removes an accepted group and what leads to it.
     pub(super) fn take_accepted(&mut self, position: Position) -> Option<Accepted> {
-        let group = self.durable.accepted.remove(&position)?;
-        self.durable.submissions.remove(&group.submission);
-        self.durable.positions.remove(&group.task);
+        let group = self.durable.live.accepted.remove(&position)?;
+        self.durable.live.submissions.remove(&group.submission);
+        self.durable.live.positions.remove(&group.task);
+        self.holds.remove(&group.result);
+        self.unbatched.remove(&position);
         Some(group)
     }
 
     pub(super) fn note_drop(&mut self, task: TaskId, cause: DropCause, reason: &str) {
         self.settle(task);
-        *self.durable.dropped_total.entry(cause).or_default() += 1;
-        self.durable.dropped.push(Drop { task, cause, reason: reason.to_owned() });
+        *self.durable.live.dropped_total.entry(cause).or_default() += 1;
+        self.durable.live.dropped.push(Drop { task, cause, reason: reason.to_owned() });
     }
 
     pub(super) fn settle(&mut self, task: TaskId) {
-        let new = self.durable.settled.insert(task.0);
+        let new = self.durable.live.settled.insert(task.0);
         assert!(new, "a task ends once");
     }
 }

@@ -30,16 +30,32 @@ impl Queue {
             Op::DropAccepted { positions, cause, reason } => self.apply_drop(positions, *cause, reason),
             Op::PlanBatch { batch, positions } => self.apply_plan(*batch, positions),
             Op::BatchReady { batch, payload } => self.apply_ready(*batch, payload),
-            Op::Consume { batch } => self.durable.consumed = BatchId(batch.0 + 1),
-            Op::Rewind { to } => self.durable.consumed = *to,
+            Op::Consume { batch } => self.durable.live.consumed = BatchId(batch.0 + 1),
+            Op::Rewind { to } => self.durable.live.consumed = *to,
             Op::Release { below } => self.apply_release(*below),
             Op::Retain { owner, refs } => {
-                self.durable.owners.insert(owner.clone(), refs.clone());
+                self.holds.add(refs);
+                let before = self.durable.live.owners.insert(owner.clone(), refs.clone());
+                self.holds.remove(&before.unwrap_or_default());
             }
             Op::ReleaseOwner { owner } => {
-                self.durable.owners.remove(owner);
+                let before = self.durable.live.owners.remove(owner);
+                self.holds.remove(&before.unwrap_or_default());
             }
             Op::Retire { packs } => self.durable.retired.extend(packs.iter().cloned()),
+            Op::OpenConsumer { name, from } => self.apply_open_consumer(name, *from),
+            Op::AckConsumer { name, positions, state } => self.apply_ack_consumer(name, positions, state.as_deref()),
+            Op::CloseConsumer { name } => self.apply_close_consumer(name),
+            Op::SettleAccepted { positions } => positions.iter().for_each(|position| self.let_go(*position)),
+            Op::Checkpoint { name, model } => self.apply_checkpoint(name, model),
+            Op::Rollback { name } => self.apply_rollback(name),
+            Op::DropCheckpoint { name } => self.apply_drop_checkpoint(name),
+            Op::HoldFork { fork, checkpoint } => {
+                self.durable.forks.insert(fork.clone(), checkpoint.clone());
+            }
+            Op::EndFork { fork } => {
+                self.durable.forks.remove(fork);
+            }
         }
         self.assert_invariants();
         Ok(())
@@ -54,7 +70,7 @@ impl Queue {
             Op::Fail { task, .. } | Op::Cancel { task, .. } => {
                 self.task(*task).map(drop).ok_or(Refused::UnknownTask(*task))
             }
-            Op::DropAccepted { positions, .. } => self.check_drop(positions),
+            Op::DropAccepted { positions, .. } | Op::SettleAccepted { positions } => self.check_drop(positions),
             Op::PlanBatch { batch, positions } => self.check_plan(*batch, positions),
             Op::BatchReady { batch, payload } => self.check_ready(*batch, payload),
             Op::Consume { batch } => self.check_consume(*batch),
@@ -63,6 +79,13 @@ impl Queue {
             Op::Retain { owner, refs } => self.check_retain(owner, refs),
             Op::ReleaseOwner { .. } => Ok(()),
             Op::Retire { packs } => self.check_retire(packs),
+            Op::OpenConsumer { name, .. } => self.check_open_consumer(name),
+            Op::AckConsumer { name, positions, state } => self.check_ack_consumer(name, positions, state.as_deref()),
+            Op::CloseConsumer { .. } | Op::EndFork { .. } => Ok(()),
+            Op::Checkpoint { name, model } => self.check_checkpoint(name, model),
+            Op::Rollback { name } => self.check_known_checkpoint(name),
+            Op::DropCheckpoint { name } => self.check_drop_checkpoint(name),
+            Op::HoldFork { fork, checkpoint } => self.check_hold_fork(fork, checkpoint),
         }
     }
 
@@ -95,13 +118,13 @@ impl Queue {
                 turn: self.next_turn(),
             };
             self.order.insert(task.rank(), task.id);
-            self.durable.tasks.insert(task.id, task);
+            self.durable.live.tasks.insert(task.id, task);
         }
     }
 
     /// Cheap ones only: this runs after every op.
     fn assert_invariants(&self) {
-        let d = &self.durable;
+        let d = &self.durable.live;
         assert!(d.released <= d.consumed && d.consumed <= d.next_batch, "released <= consumed <= planned");
         assert_eq!(d.accepted.len(), d.submissions.len(), "one submission for each accepted group");
         assert_eq!(d.accepted.len(), d.positions.len(), "one task for each accepted group");

@@ -40,7 +40,7 @@ impl Queue {
 
     /// The trainer has used the batch: batches are consumed in order. `None` when it was consumed before.
     pub fn ack(&self, batch: BatchId) -> Result<Option<Op>, Refused> {
-        if batch < self.durable.consumed {
+        if batch < self.durable.live.consumed {
             return Ok(None);
         }
         let op = Op::Consume { batch };
@@ -64,32 +64,32 @@ impl Queue {
 
     /// The batch, until it is released.
     pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
-        self.durable.batches.get(&batch)
+        self.durable.live.batches.get(&batch)
     }
 
     /// Batches that are not released.
     pub fn batches(&self) -> impl Iterator<Item = (BatchId, &Batch)> {
-        self.durable.batches.iter().map(|(id, b)| (*id, b))
+        self.durable.live.batches.iter().map(|(id, b)| (*id, b))
     }
 
     /// Id of the batch to plan next.
     pub fn next_batch(&self) -> BatchId {
-        self.durable.next_batch
+        self.durable.live.next_batch
     }
 
     /// The batch to consume next; all below are consumed.
     pub fn consumed(&self) -> BatchId {
-        self.durable.consumed
+        self.durable.live.consumed
     }
 
     /// All batches below this one are released.
     pub fn released(&self) -> BatchId {
-        self.durable.released
+        self.durable.live.released
     }
 
     pub(super) fn check_plan(&self, batch: BatchId, positions: &[Position]) -> Result<(), Refused> {
-        if batch != self.durable.next_batch {
-            return Err(Refused::NotDue { given: batch, due: self.durable.next_batch });
+        if batch != self.durable.live.next_batch {
+            return Err(Refused::NotDue { given: batch, due: self.durable.live.next_batch });
         }
         at_most("groups of a batch", positions.len(), BATCH_GROUPS_MAX)?;
         let mut seen = std::collections::BTreeSet::new();
@@ -97,6 +97,9 @@ impl Queue {
             let group = self.accepted_at(*position).ok_or(Refused::UnknownPosition(*position))?;
             if let Some(batch) = group.batch {
                 return Err(Refused::Batched { position: *position, batch });
+            }
+            if group.settled {
+                return Err(Refused::UnknownPosition(*position)); // over, and kept only for a consumer
             }
             if !seen.insert(*position) {
                 return Err(Refused::Batched { position: *position, batch });
@@ -115,56 +118,58 @@ impl Queue {
     }
 
     pub(super) fn check_consume(&self, batch: BatchId) -> Result<(), Refused> {
-        if batch != self.durable.consumed {
-            return Err(Refused::NotDue { given: batch, due: self.durable.consumed });
+        if batch != self.durable.live.consumed {
+            return Err(Refused::NotDue { given: batch, due: self.durable.live.consumed });
         }
         let known = self.batch(batch).ok_or(Refused::UnknownBatch(batch))?;
         if known.ready { Ok(()) } else { Err(Refused::Batch { batch, what: "is not ready" }) }
     }
 
     pub(super) fn check_rewind(&self, to: BatchId) -> Result<(), Refused> {
-        if to < self.durable.released {
+        if to < self.durable.live.released {
             return Err(Refused::UnknownBatch(to));
         }
-        let ahead = to > self.durable.consumed;
+        let ahead = to > self.durable.live.consumed;
         if ahead { Err(Refused::Batch { batch: to, what: "is not consumed yet" }) } else { Ok(()) }
     }
 
     pub(super) fn check_release(&self, below: BatchId) -> Result<(), Refused> {
-        if below < self.durable.released {
+        if below < self.durable.live.released {
             return Err(Refused::Batch { batch: below, what: "is released already" });
         }
-        let ahead = below > self.durable.consumed;
+        let ahead = below > self.durable.live.consumed;
         if ahead { Err(Refused::Batch { batch: below, what: "has unconsumed batches before it" }) } else { Ok(()) }
     }
 
     pub(super) fn apply_plan(&mut self, batch: BatchId, positions: &[Position]) {
         for position in positions {
-            if let Some(group) = self.durable.accepted.get_mut(position) {
+            if let Some(group) = self.durable.live.accepted.get_mut(position) {
                 group.batch = Some(batch);
             }
+            self.unbatched.remove(position);
         }
-        self.durable.next_batch = BatchId(batch.0 + 1);
+        self.durable.live.next_batch = BatchId(batch.0 + 1);
         let planned = Batch { positions: positions.to_vec(), ..Batch::default() };
-        let before = self.durable.batches.insert(batch, planned);
+        let before = self.durable.live.batches.insert(batch, planned);
         assert!(before.is_none(), "a batch is planned once");
     }
 
     pub(super) fn apply_ready(&mut self, batch: BatchId, payload: &[Ref]) {
-        if let Some(known) = self.durable.batches.get_mut(&batch) {
+        self.holds.add(payload);
+        if let Some(known) = self.durable.live.batches.get_mut(&batch) {
             known.payload = payload.to_vec();
             known.ready = true;
         }
     }
 
     pub(super) fn apply_release(&mut self, below: BatchId) {
-        let kept = self.durable.batches.split_off(&below);
-        let released = std::mem::replace(&mut self.durable.batches, kept);
-        for position in released.values().flat_map(|b| &b.positions) {
-            let Some(group) = self.take_accepted(*position) else { unreachable!("a batch's groups stay with it") };
-            self.settle(group.task);
+        let kept = self.durable.live.batches.split_off(&below);
+        let released = std::mem::replace(&mut self.durable.live.batches, kept);
+        for batch in released.values() {
+            self.holds.remove(&batch.payload);
+            batch.positions.iter().for_each(|position| self.let_go(*position));
         }
-        self.durable.released = below;
-        self.durable.dropped.clear();
+        self.durable.live.released = below;
+        self.durable.live.dropped.clear();
     }
 }

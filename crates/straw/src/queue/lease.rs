@@ -86,6 +86,11 @@ impl Leases {
         Some(lease)
     }
 
+    /// Ends all leases; attempts are still numbered on.
+    pub(super) fn clear(&mut self) {
+        *self = Leases { epoch: self.epoch, counter: self.counter, ..Leases::default() };
+    }
+
     fn held_by(&self, worker: &str) -> usize {
         self.by_worker.get(worker).map_or(0, BTreeSet::len)
     }
@@ -237,12 +242,15 @@ impl Queue {
 
     pub(super) fn apply_yield(&mut self, task: TaskId, class: Class, key: Option<u64>, parts: &[Ref]) {
         let turn = self.next_turn();
+        let before = self.task(task).map(|t| t.parts.clone()).unwrap_or_default();
+        self.holds.add(parts);
         self.edit_task(task, |t| {
             t.class = class;
             t.key = key;
             t.parts = parts.to_vec();
             t.turn = turn;
         });
+        self.holds.remove(&before);
     }
 
     pub(super) fn apply_fail(&mut self, task: TaskId, cause: DropCause, reason: &str, drop: bool) {
@@ -270,7 +278,7 @@ impl Queue {
     /// Ends a lease, changes the task, and puts it in line.
     fn edit_task(&mut self, task: TaskId, edit: impl FnOnce(&mut Task)) {
         self.leases.remove(task);
-        let Some(t) = self.durable.tasks.get_mut(&task) else { unreachable!("checked: the task is unfinished") };
+        let Some(t) = self.durable.live.tasks.get_mut(&task) else { unreachable!("checked: the task is unfinished") };
         let before = t.rank();
         edit(t);
         let after = t.rank();
@@ -281,8 +289,9 @@ impl Queue {
     /// Removes an unfinished task, its lease, and its place in line.
     pub(super) fn take_task(&mut self, task: TaskId) -> Option<Task> {
         self.leases.remove(task);
-        let taken = self.durable.tasks.remove(&task)?;
+        let taken = self.durable.live.tasks.remove(&task)?;
         self.order.remove(taken.rank(), task);
+        self.holds.remove(&taken.parts);
         Some(taken)
     }
 

@@ -15,12 +15,19 @@
 //!                    (out of attempts: dropped, with its reason)
 //! ```
 //!
+//! Beside the batches, which are the trainer's, any number of named [`Consumer`]s read the accepted groups, each at its own
+//! pace. A [`Checkpoint`] is a named state, bound to an opaque record of the caller's (the model that belongs to it) by being
+//! one op: [`Queue::rollback`] goes back to it, and [`Queue::fork`] begins another queue from it without copying a payload.
+//!
 //! Order of leasing: [`Class`] (ready, partial, fresh), then the smaller scheduling key (the older weight version; none is
 //! last), then first come, first served.
 
 mod accepted;
 mod apply;
 mod batch;
+mod checkpoint;
+mod consumers;
+mod holds;
 mod lease;
 mod op;
 mod order;
@@ -33,16 +40,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub use accepted::{Accepted, Completion, Drop, DropCause, Position};
+pub use accepted::{Accepted, Completion, Drop, DropCause, Finished, Position};
 pub use batch::{Batch, BatchId};
+pub use checkpoint::{Checkpoint, FORKED};
+pub use consumers::Consumer;
 pub use lease::{AttemptId, Lease, LeaseTerms};
 pub use op::Op;
 pub use refused::Refused;
 pub use settled::Settled;
 pub use task::{Class, NewTask, Task, TaskId};
 
+use holds::Holds;
 use lease::Leases;
 use order::Order;
+
+/// Version of the queue's ops and of its serialised state.
+pub(crate) const FORMAT: u16 = 2;
 
 /// The queue of one run. Serialises to (and from) its durable part alone.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +63,10 @@ pub struct Queue {
     durable: Durable,
     /// Pending tasks in order of leasing: derived from `durable`, less what is leased.
     order: Order,
+    /// Accepted groups that are in no batch and not let go: derived.
+    unbatched: BTreeSet<Position>,
+    /// How often each pack is referred to: derived.
+    holds: Holds,
     leases: Leases,
 }
 
@@ -63,19 +80,34 @@ impl PartialEq for Queue {
 /// What a snapshot holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Durable {
+    live: Live,
+    /// Next place in the line of those who came at the same class and key. Never goes back.
+    next_turn: u64,
+    /// Never goes back either, so that a position means one group for ever.
+    next_position: Position,
+    /// Packs that were given up to the collector; nothing may refer to them again.
+    retired: BTreeSet<String>,
+    /// Named states to go back to or to fork from.
+    checkpoints: BTreeMap<String, Checkpoint>,
+    /// The checkpoint that the present state comes from.
+    head: Option<String>,
+    /// Forks that still need a checkpoint's references held here: fork -> checkpoint.
+    forks: BTreeMap<String, String>,
+}
+
+/// What a checkpoint captures and a rollback brings back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Live {
     /// Unfinished tasks.
     tasks: BTreeMap<TaskId, Task>,
-    /// Next place in the line of those who came at the same class and key.
-    next_turn: u64,
-    /// Accepted groups that are not released yet.
+    /// Accepted groups that someone may still want.
     accepted: BTreeMap<Position, Accepted>,
-    next_position: Position,
     /// Where each accepted task lies.
     positions: BTreeMap<TaskId, Position>,
     /// Submission of each accepted group.
     submissions: BTreeMap<String, Position>,
     batches: BTreeMap<BatchId, Batch>,
-    /// Batches below this were planned once; ids are never used again.
+    /// Batches below this were planned once; ids are never used again in one line of history.
     next_batch: BatchId,
     /// Batches below this are consumed.
     consumed: BatchId,
@@ -89,8 +121,18 @@ struct Durable {
     dropped_total: BTreeMap<DropCause, u64>,
     /// Named holders of references outside tasks and batches.
     owners: BTreeMap<String, Vec<crate::Ref>>,
-    /// Packs that were given up to the collector; nothing may refer to them again.
-    retired: BTreeSet<String>,
+    /// Named readers of the accepted groups, beside the batches.
+    consumers: BTreeMap<String, Consumer>,
+}
+
+impl Live {
+    /// Every reference.
+    fn refs(&self) -> impl Iterator<Item = &crate::Ref> {
+        let tasks = self.tasks.values().flat_map(|t| &t.parts);
+        let accepted = self.accepted.values().flat_map(|a| &a.result);
+        let batches = self.batches.values().flat_map(|b| &b.payload);
+        tasks.chain(accepted).chain(batches).chain(self.owners.values().flatten())
+    }
 }
 
 impl Queue {
@@ -101,17 +143,17 @@ impl Queue {
 
     /// The task, while it is unfinished.
     pub fn task(&self, id: TaskId) -> Option<&Task> {
-        self.durable.tasks.get(&id)
+        self.durable.live.tasks.get(&id)
     }
 
     /// Unfinished tasks, in order of id.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
-        self.durable.tasks.values()
+        self.durable.live.tasks.values()
     }
 
     /// Tasks that nobody holds, in order of leasing.
     pub fn pending(&self) -> impl Iterator<Item = &Task> {
-        self.order.iter().filter_map(|id| self.durable.tasks.get(&id))
+        self.order.iter().filter_map(|id| self.durable.live.tasks.get(&id))
     }
 
     /// Number of tasks that nobody holds.
@@ -121,44 +163,82 @@ impl Queue {
 
     /// Number of unfinished tasks, leased ones included.
     pub fn tasks_len(&self) -> usize {
-        self.durable.tasks.len()
+        self.durable.live.tasks.len()
     }
 
     /// True when the task is over: released with its batch, or dropped.
     pub fn is_settled(&self, id: TaskId) -> bool {
-        self.durable.settled.contains(id.0)
+        self.durable.live.settled.contains(id.0)
     }
 
     /// Packs that some durable reference reaches: these must stay.
     pub fn live_packs(&self) -> BTreeSet<String> {
-        let d = &self.durable;
-        let tasks = d.tasks.values().flat_map(|t| &t.parts);
-        let accepted = d.accepted.values().flat_map(|a| &a.result);
-        let batches = d.batches.values().flat_map(|b| &b.payload);
-        let owners = d.owners.values().flatten();
-        tasks.chain(accepted).chain(batches).chain(owners).map(|r| r.pack.clone()).collect()
+        self.holds.packs().map(str::to_owned).collect()
     }
 
-    /// Every durable reference. For checkers.
+    /// True when some durable reference reaches the pack.
+    pub fn is_live(&self, pack: &str) -> bool {
+        self.holds.has(pack)
+    }
+
+    /// Every durable reference, those that checkpoints hold included. One that is held twice comes twice.
     pub fn live_refs(&self) -> impl Iterator<Item = &crate::Ref> {
-        let d = &self.durable;
-        let tasks = d.tasks.values().flat_map(|t| &t.parts);
-        let accepted = d.accepted.values().flat_map(|a| &a.result);
-        let batches = d.batches.values().flat_map(|b| &b.payload);
-        tasks.chain(accepted).chain(batches).chain(d.owners.values().flatten())
+        let checkpoints = self.durable.checkpoints.values().flat_map(|c| c.live.refs());
+        self.durable.live.refs().chain(checkpoints)
+    }
+
+    /// What is derived from the durable state, made anew.
+    fn derive(durable: Durable, leases: Leases) -> Self {
+        let order = durable.live.tasks.values().map(|t| (t.rank(), t.id)).collect();
+        let free = durable.live.accepted.iter().filter(|(_, a)| a.batch.is_none() && !a.settled);
+        let unbatched = free.map(|(position, _)| *position).collect();
+        let mut queue = Queue { durable, order, unbatched, holds: Holds::default(), leases };
+        queue.holds = queue.count_holds();
+        queue
+    }
+
+    fn count_holds(&self) -> Holds {
+        let mut holds = Holds::default();
+        self.live_refs().for_each(|r| holds.add(std::slice::from_ref(r)));
+        holds
     }
 }
 
 impl Serialize for Queue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.durable.serialize(serializer)
+        (FORMAT, &self.durable).serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Queue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let durable = Durable::deserialize(deserializer)?;
-        let order = durable.tasks.values().map(|t| (t.rank(), t.id)).collect();
-        Ok(Queue { durable, order, leases: Leases::default() })
+        let Stored(durable) = Stored::deserialize(deserializer)?;
+        Ok(Queue::derive(durable, Leases::default()))
+    }
+}
+
+/// The durable part behind its version.
+struct Stored(Durable);
+
+impl<'de> Deserialize<'de> for Stored {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pair;
+        impl<'de> serde::de::Visitor<'de> for Pair {
+            type Value = Stored;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "a queue of format {FORMAT}")
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Stored, A::Error> {
+                use serde::de::Error as _;
+                // The version first: the rest of another one would be read as something else.
+                match seq.next_element::<u16>()? {
+                    Some(FORMAT) => {}
+                    other => return Err(A::Error::custom(format!("queue format {other:?} is not {FORMAT}"))),
+                }
+                let durable = seq.next_element()?.ok_or_else(|| A::Error::custom("a queue is cut short"))?;
+                Ok(Stored(durable))
+            }
+        }
+        deserializer.deserialize_tuple(2, Pair)
     }
 }

@@ -39,4 +39,22 @@ pub enum Op {
     ReleaseOwner { owner: String },
     /// Packs that nothing refers to are given up to the collector.
     Retire { packs: Vec<String> },
+    /// A consumer of accepted groups begins.
+    OpenConsumer { name: String, from: Position },
+    /// A consumer has processed groups.
+    AckConsumer { name: String, positions: Vec<Position>, state: Option<Vec<u8>> },
+    /// A consumer is no more.
+    CloseConsumer { name: String },
+    /// Accepted groups that no batch will have are let go.
+    SettleAccepted { positions: Vec<Position> },
+    /// The present state is named, with the model that belongs to it.
+    Checkpoint { name: String, model: Vec<u8> },
+    /// The state is that of a checkpoint again.
+    Rollback { name: String },
+    /// A checkpoint is forgotten.
+    DropCheckpoint { name: String },
+    /// A checkpoint is held for a fork.
+    HoldFork { fork: String, checkpoint: String },
+    /// A fork needs nothing of this queue any more.
+    EndFork { fork: String },
 }

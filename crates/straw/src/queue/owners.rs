@@ -17,17 +17,17 @@ impl Queue {
 
     /// `owner` lets go. `None` when it held nothing.
     pub fn release_owner(&self, owner: &str) -> Option<Op> {
-        self.durable.owners.contains_key(owner).then(|| Op::ReleaseOwner { owner: owner.to_owned() })
+        self.durable.live.owners.contains_key(owner).then(|| Op::ReleaseOwner { owner: owner.to_owned() })
     }
 
     /// What an owner holds.
     pub fn owner(&self, owner: &str) -> Option<&[Ref]> {
-        self.durable.owners.get(owner).map(Vec::as_slice)
+        self.durable.live.owners.get(owner).map(Vec::as_slice)
     }
 
     /// Owners and what they hold.
     pub fn owners(&self) -> impl Iterator<Item = (&str, &[Ref])> {
-        self.durable.owners.iter().map(|(name, refs)| (name.as_str(), refs.as_slice()))
+        self.durable.live.owners.iter().map(|(name, refs)| (name.as_str(), refs.as_slice()))
     }
 
     /// Gives packs up to the collector: from then on the queue refuses references into them, so they can be removed at any
@@ -57,8 +57,7 @@ impl Queue {
     }
 
     pub(super) fn check_retire(&self, packs: &[String]) -> Result<(), Refused> {
-        let live = self.live_packs();
-        match packs.iter().find(|pack| live.contains(*pack)) {
+        match packs.iter().find(|pack| self.is_live(pack)) {
             Some(pack) => Err(Refused::PackLive(pack.clone())),
             None => Ok(()),
         }

@@ -72,6 +72,26 @@ pub enum Refused {
     /// A pack that is still referred to cannot be retired.
     #[error("pack {0} is still referred to")]
     PackLive(String),
+    /// No consumer of this name.
+    #[error("no consumer {0} is open")]
+    UnknownConsumer(String),
+    /// A consumer of this name is open.
+    #[error("consumer {0} is open already")]
+    ConsumerExists(String),
+    /// No checkpoint of this name.
+    #[error("no checkpoint {0} is known, or it was dropped")]
+    UnknownCheckpoint(String),
+    /// A checkpoint of this name was taken.
+    #[error("checkpoint {0} was taken already: names are used once")]
+    CheckpointExists(String),
+    /// A checkpoint is held for a fork.
+    #[error("checkpoint {checkpoint} is held for the fork {fork}: end it first")]
+    CheckpointHeld {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The fork.
+        fork: String,
+    },
     /// A limit of [`crate::limits`].
     #[error("{what} is {value}, at most {max} is allowed")]
     Limit {

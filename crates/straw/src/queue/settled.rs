@@ -28,6 +28,17 @@ impl Settled {
         true
     }
 
+    /// Removes all numbers below `end`.
+    pub(crate) fn forget_below(&mut self, end: u64) {
+        let mut kept = self.0.split_off(&end);
+        if let Some((_, &last)) = self.0.last_key_value()
+            && last >= end
+        {
+            kept.insert(end, last);
+        }
+        self.0 = kept;
+    }
+
     /// Numbers in the set.
     pub fn len(&self) -> u64 {
         self.0.iter().map(|(first, last)| last - first + 1).sum()
