@@ -1,6 +1,6 @@
 //! An owner of the journal, or one that believes to be.
 
-use straw::queue::{BatchId, DropCause, LeaseTerms, NewTask, Op, Queue, TaskId};
+use straw::queue::{BatchId, DropCause, LeaseTerms, NewTask, Op, Position, Queue, TaskId};
 use straw::{Collector, Error, Journal, Options, Ref, SimFs, Store, Writer};
 
 use crate::facts::content;
@@ -82,7 +82,7 @@ impl Coordinator {
     pub fn step(&mut self, world: &World) {
         let random = &world.random;
         let now_ms = world.now_ms();
-        match random.below(22) {
+        match random.below(25) {
             0..5 => self.submit(world),
             5..9 => self.batch(world),
             9 | 10 => {
@@ -119,6 +119,8 @@ impl Coordinator {
                     self.commit(world, &[op]);
                 }
             }
+            21 => self.checkpoints(world),
+            22 => self.consumers(world),
             _ => {
                 let task = self.queue.tasks().next().map(|t| t.id);
                 if let Some(task) = task {
@@ -176,6 +178,38 @@ impl Coordinator {
         if let Some(op) = op {
             self.commit(world, &[op]);
         }
+    }
+
+    fn checkpoints(&mut self, world: &World) {
+        let names: Vec<String> = self.queue.checkpoints().map(|(name, _)| name.to_owned()).collect();
+        let any = world.random.pick(&names);
+        let op = match (world.random.below(4), any) {
+            (0, Some(name)) => self.queue.rollback(name).unwrap(),
+            (1, Some(name)) => self.queue.drop_checkpoint(name).unwrap(),
+            _ => {
+                let name = format!("step-{}-{}", self.journal.last(), self.journal.epoch());
+                self.queue.checkpoint(&name, name.as_bytes()).unwrap()
+            }
+        };
+        let (back, count) = (matches!(op, Op::Rollback { .. }), names.len());
+        if self.commit(world, &[op]) {
+            world.count(|c| c.rollbacks += u64::from(back));
+            world.count(|c| c.checkpoints += u64::from(self.queue.checkpoints().count() > count));
+        }
+    }
+
+    fn consumers(&mut self, world: &World) {
+        let Ok(groups) = self.queue.fetch("eval", Position(0), 3) else {
+            let op = self.queue.open_consumer("eval", Position(0)).unwrap();
+            self.commit(world, &[op]);
+            return;
+        };
+        let positions: Vec<Position> = groups.iter().map(|(p, _)| *p).collect();
+        let op = match world.random.below(8) {
+            0 => self.queue.close_consumer("eval").unwrap(),
+            _ => self.queue.ack_consumer("eval", &positions, Some(b"cursor")).unwrap(),
+        };
+        self.commit(world, &[op]);
     }
 
     fn snapshot(&mut self, world: &World) {

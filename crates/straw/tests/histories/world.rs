@@ -31,6 +31,8 @@ pub struct Counts {
     pub snapshots: u64,
     pub retired: u64,
     pub removals: u64,
+    pub checkpoints: u64,
+    pub rollbacks: u64,
     pub receipts: u64,
     pub reads: u64,
     pub freezes: u64,
@@ -43,7 +45,7 @@ pub struct Counts {
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
         each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots retired removals
-            receipts reads freezes faults full hosts_lost power_cuts)
+            checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
 }
