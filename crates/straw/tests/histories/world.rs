@@ -115,8 +115,7 @@ pub fn run(seed: u64) -> Counts {
     }
     world.end();
     World::forget();
-    let counts = world.counts.borrow().clone();
-    counts
+    world.counts.take()
 }
 
 /// Called before each operation on the volume.
