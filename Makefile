@@ -6,7 +6,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 NODES ?= 1
 
 .PHONY: quickstart build kubectl test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core \
-  bench-rollout bench-operator e2e quickstart-cluster cluster cluster-down images
+  bench-rollout bench-operator e2e e2e-kueue quickstart-cluster cluster cluster-down images
 
 build:
 	$(CARGO) build --release
@@ -82,6 +82,10 @@ cluster-down:
 # The tests on a real cluster; E2E="name ..." picks some.
 e2e:
 	./scripts/e2e.sh $(E2E)
+
+# Those of queues, with the real Kueue (built once, in four minutes).
+e2e-kueue:
+	KUEUE=1 ./scripts/e2e.sh a_queued_run
 
 # The quickstart's run, applied to the cluster that `make cluster` and `make images` made.
 quickstart-cluster:

@@ -185,12 +185,20 @@ impl Stage {
 
     /// Takes our finalizers off: no operator is left that would.
     pub async fn release(&self) {
-        let jobs: Api<RLJob> = self.api();
-        for job in jobs.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+        self.let_go::<RLJob>().await;
+        self.let_go::<ServingCluster>().await;
+    }
+
+    async fn let_go<K>(&self)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let all: Api<K> = self.api();
+        for one in all.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
             // One that is gone meanwhile needs it no more.
-            let _ = jobs.delete(&job.name_any(), &DeleteParams::background()).await;
+            let _ = all.delete(&one.name_any(), &DeleteParams::background()).await;
             let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-            let _ = jobs.patch(&job.name_any(), &PatchParams::default(), &none).await;
+            let _ = all.patch(&one.name_any(), &PatchParams::default(), &none).await;
         }
     }
 
