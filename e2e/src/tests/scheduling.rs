@@ -57,7 +57,7 @@ fn gang(name: &str) -> anyhow::Result<RLJob> {
         let trainer = &mut job["spec"]["trainer"];
         trainer["resources"] = json!({ "limits": { DEVICE: "1" } });
         trainer["startupDeadlineSeconds"] = json!(15);
-        trainer["failurePolicy"] = json!({ "backoffLimit": 100, "baseDelaySeconds": 2, "maxDelaySeconds": 6 });
+        trainer["failurePolicy"] = json!({ "backoffLimit": 100, "baseDelaySeconds": 8, "maxDelaySeconds": 8 });
         job["spec"]["serving"]["template"]["spec"]["replicas"] = json!(1);
         job["spec"]["rollout"]["template"]["spec"]["replicas"] = json!(1);
     })
