@@ -174,8 +174,13 @@ async fn waits_for_its_claim(stage: &Stage, viewer: &Viewer) -> anyhow::Result<(
 async fn runs_well(stage: &Stage, viewer: &Viewer, job: &RLJob) -> anyhow::Result<()> {
     columns_tell_the_truth(stage, viewer).await?;
     let attempt = run::ready_attempt(job).context("an attempt")?;
-    let why = viewer.shown(&["why", "runs"])?;
-    ensure!(why.starts_with("nothing: it runs (step "), "{why}");
+    // It begins with fewer engines than it has asked for.
+    stage
+        .until("the run to wait for nothing", 30, async || {
+            Ok(viewer.thresh(&["why", "runs"])?.starts_with("nothing: it runs (step ").then_some(()))
+        })
+        .await?;
+    viewer.shown(&["why", "runs"])?;
     let json: Value = serde_json::from_str(&viewer.thresh(&["why", "runs", "-o", "json"])?)?;
     ensure!(json["phase"] == "Running" && json.get("owner").is_none(), "{json}");
     let status = viewer.shown(&["status", "runs"])?;

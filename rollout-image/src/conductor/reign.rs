@@ -204,6 +204,8 @@ struct Reign<'a> {
     shown: Option<Progress>,
     /// When this epoch was last seen to be the highest.
     confirmed: Instant,
+    /// The last question could not be asked.
+    unsure: bool,
     /// When the run's folder was last looked for.
     volume_seen: Instant,
     stopping: bool,
@@ -250,6 +252,7 @@ impl<'a> Reign<'a> {
             backlog: VecDeque::new(),
             shown: None,
             confirmed: Instant::now(),
+            unsure: false,
             volume_seen: Instant::now(),
             stopping: false,
         };
@@ -330,8 +333,18 @@ impl<'a> Reign<'a> {
             match self.journal.confirm() {
                 Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
                 // What cannot be asked now is asked again; acting is no worse than it was a moment ago.
-                Err(error) => tracing::warn!(%error, "the journal's owner cannot be confirmed"),
-                Ok(()) => self.confirmed = Instant::now(),
+                Err(error) => {
+                    // Told once, however often it is asked meanwhile.
+                    if !std::mem::replace(&mut self.unsure, true) {
+                        tracing::warn!(%error, "the journal's owner cannot be confirmed");
+                    }
+                }
+                Ok(()) => {
+                    self.confirmed = Instant::now();
+                    if std::mem::take(&mut self.unsure) {
+                        tracing::info!("the journal's owner is confirmed again");
+                    }
+                }
             }
         }
         if let Err(error) = self.steps.append(&step_records) {
