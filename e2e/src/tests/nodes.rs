@@ -18,9 +18,10 @@ use crate::{
     conductor,
     harness::Test,
     load::{Load, ask, token},
+    model,
     node::{self, Lost},
     place, record, run,
-    stage::Stage,
+    stage::{CLAIM, Stage},
     test,
 };
 
@@ -556,7 +557,11 @@ async fn a_drained_node_gives_up_what_it_holds_and_nobody_who_asks_notices(stage
 }
 
 async fn drained(stage: &Stage) -> anyhow::Result<()> {
+    // Engines that start with weights answer at once, whoever has published what since.
+    model::bring()?;
     let job = run::manifest("drained", |job| {
+        job["spec"]["model"]["source"] = json!(format!("pvc://{CLAIM}/{}", model::FOLDER));
+        job["spec"]["model"]["init"] = json!({ "kind": "Pretrained" });
         let apart = |role| (role, place::rather_apart(role));
         place::put(job, &[apart("engine"), apart("trainer")]);
     })?;
