@@ -22,6 +22,8 @@ up() {
 
 # Its webhooks judge every Job of the cluster: none may outlive it.
 down() {
+  # What it holds with its finalizers goes while it is there to let go.
+  kubectl delete clusterqueues.kueue.x-k8s.io,resourceflavors.kueue.x-k8s.io --all --timeout=60s > /dev/null
   helm uninstall $release --namespace $namespace --wait --timeout 120s > /dev/null
 }
 
