@@ -447,7 +447,8 @@ impl Pass<'_> {
             FailureAction::FailJob => self.finish(cond::FAILED, "FailJobRule", message),
             FailureAction::RestartTrainer if failures > policy.backoff_limit => {
                 let said = format!(
-                    "{failures} failures without a new commit, {} are survived; the last: {message}",
+                    "{} without a new commit, backoffLimit is {}; the last: {message}",
+                    api::count(failures, "failure"),
                     policy.backoff_limit
                 );
                 self.finish(cond::FAILED, "BackoffLimitExceeded", &said);
