@@ -228,7 +228,12 @@ async fn act<K: Kind>(
             Ok(Done::Nothing)
         }
         Action::ConfirmGone => {
-            *listing = Some(hands.list(&uid).await?);
+            let found = hands.list(&uid).await?;
+            // After the lists: whoever had written before them has changed this version.
+            let (namespace, name, _) = identity(object);
+            let api: Api<K> = Api::namespaced(hands.client.clone(), namespace);
+            let meta = ask(&format!("get {} {name}", K::NAME), api.get_metadata_opt(name)).await?;
+            *listing = Some(found.at(meta.and_then(|meta| meta.metadata.resource_version)));
             Ok(Done::Known)
         }
         Action::DeleteSelf { uid } => {
