@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use crate::{
     operator::{Process, crds, folder},
     record, run,
-    stage::{CLAIM, repository, without_nulls},
+    stage::{CLAIM, repository},
 };
 
 /// Where the pretended pods are; the machine answers for all of it.
@@ -69,7 +69,7 @@ async fn measured(client: &Client, runs: usize) -> anyhow::Result<()> {
     let created = stream::iter(names)
         .map(|(namespace, name)| async move {
             let mut body = serde_json::to_value(manifest(&name)?)?;
-            without_nulls(&mut body);
+            api::without_nulls(&mut body);
             let api: Api<RLJob> = Api::namespaced(client.clone(), &namespace);
             api.patch(&name, &PatchParams::apply("e2e").force(), &Patch::Apply(&body)).await.context("create a run")?;
             anyhow::Ok(())

@@ -282,7 +282,7 @@ impl Stage {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
     {
         let mut body = serde_json::to_value(object)?;
-        without_nulls(&mut body);
+        api::without_nulls(&mut body);
         if let Value::Object(map) = &mut body {
             map.remove("status");
         }
@@ -335,18 +335,6 @@ impl Stage {
     /// When it is not there.
     pub async fn pool(&self, name: &str) -> anyhow::Result<RolloutPool> {
         self.api::<RolloutPool>().get(name).await.with_context(|| format!("get RolloutPool {name}"))
-    }
-}
-
-/// Leaves out what is null, as a person's manifest would.
-pub fn without_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, v| !v.is_null());
-            map.values_mut().for_each(without_nulls);
-        }
-        Value::Array(list) => list.iter_mut().for_each(without_nulls),
-        _ => {}
     }
 }
 
