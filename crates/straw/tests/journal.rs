@@ -235,9 +235,9 @@ struct Told {
 }
 
 /// Runs `zombie_does` on a journal with three transactions; at its `at`th file operation another process claims the journal
-/// and appends. Gives false when there is no such operation. Checks that the third owner finds exactly what the second one
+/// and appends, and takes a snapshot first if asked to. Gives false when there is no such operation. Checks that the third owner finds exactly what the second one
 /// found and added, and that whatever the first was told is in it.
-fn takeover_at(at: i64, zombie_does: ZombieDoes<'_>) -> bool {
+fn takeover_at(at: i64, snapshots: bool, zombie_does: ZombieDoes<'_>) -> bool {
     let (sim, plain) = sim(at as u64);
     let count = Arc::new(AtomicI64::new(i64::MIN)); // off until set
     let told = Arc::new(Mutex::new(Told::default()));
@@ -254,6 +254,10 @@ fn takeover_at(at: i64, zombie_does: ZombieDoes<'_>) -> bool {
                 let mut history: Vec<Vec<u8>> =
                     found.snapshot.map(|s| s.chunks(1).map(<[u8]>::to_vec).collect()).unwrap_or_default();
                 history.extend(found.txns.into_iter().flatten());
+                if snapshots {
+                    // Of the same transaction that the zombie's is of.
+                    journal.snapshot(journal.last(), &history.concat()).unwrap();
+                }
                 journal.append(&[b"S"]).unwrap();
                 journal.append(&[b"T"]).unwrap();
                 history.extend([b"S".to_vec(), b"T".to_vec()]);
@@ -302,7 +306,7 @@ fn a_takeover_at_any_moment_of_an_append_loses_nothing_and_fences_the_zombie() {
             }
         }
     };
-    let points = (0..).take_while(|at| takeover_at(*at, &appends)).count();
+    let points = (0..).take_while(|at| takeover_at(*at, false, &appends)).count();
     assert!(points >= 6, "write, sync and two looks, twice: {points}");
 }
 
@@ -318,8 +322,10 @@ fn a_takeover_at_any_moment_of_a_snapshot_loses_nothing() {
             Err(e) => panic!("{e}"),
         }
     };
-    let points = (0..).take_while(|at| takeover_at(*at, &snapshots)).count();
-    assert!(points >= 14, "{points}");
+    for successor_snapshots in [false, true] {
+        let points = (0..).take_while(|at| takeover_at(*at, successor_snapshots, &snapshots)).count();
+        assert!(points >= 14, "{points}");
+    }
 }
 
 #[test]
@@ -335,7 +341,7 @@ fn a_takeover_at_any_moment_after_a_full_volume_loses_nothing() {
             }
         }
     };
-    let points = (0..).take_while(|at| takeover_at(*at, &appends)).count();
+    let points = (0..).take_while(|at| takeover_at(*at, false, &appends)).count();
     assert!(points >= 10, "{points}");
 }
 

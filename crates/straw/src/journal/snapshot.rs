@@ -23,7 +23,7 @@ fn header(lsn: Lsn, state: &[u8]) -> [u8; HEADER] {
 }
 
 /// Writes a snapshot under a temporary name, syncs it and renames it. Durable when this returns.
-pub(super) fn write_snapshot(dir: &dyn Dir, epoch: u64, lsn: Lsn, state: &[u8]) -> Result<String> {
+pub(super) fn write_snapshot(dir: &dyn Dir, epoch: u64, lsn: Lsn, state: &[u8]) -> Result<()> {
     at_most("bytes of a snapshot", state.len() as u64, SNAPSHOT_BYTES_MAX)?;
     let temporary = Name::Temporary { epoch }.text();
     let name = Name::Snapshot { lsn, epoch }.text();
@@ -38,8 +38,7 @@ pub(super) fn write_snapshot(dir: &dyn Dir, epoch: u64, lsn: Lsn, state: &[u8]) 
         dir.rename(&temporary, &name)?;
         dir.sync()
     };
-    made().map_err(|e| Error::io("write", &name, e))?;
-    Ok(name)
+    made().map_err(|e| Error::io("write", &name, e))
 }
 
 /// Reads a snapshot and checks it.

@@ -233,11 +233,11 @@ impl Journal {
         let _one = self.snapshotting.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(at <= self.last(), "a snapshot covers acknowledged transactions only");
         self.rotate()?;
-        let kept = write_snapshot(&*self.dir, self.epoch, at, snapshot)?;
-        let own = self.state().active.segment.name.clone();
-        fence(&*self.dir, self.epoch, &own)?;
+        let written = write_snapshot(&*self.dir, self.epoch, at, snapshot);
+        self.confirm()?; // a successor may have removed the file under our hands: then this is the reason
+        written?;
         self.state().appended_bytes = 0;
-        self.truncate(at, &kept)
+        self.truncate(at)
     }
 
     /// Begins a new segment, so that the current one can be removed.
@@ -268,7 +268,7 @@ impl Journal {
 
     /// Removes what the snapshot at `at` covers, oldest first: a zombie that still finds its own segment has not missed its
     /// successor's claim.
-    fn truncate(&self, at: Lsn, kept: &str) -> Result<()> {
+    fn truncate(&self, at: Lsn) -> Result<()> {
         let needed = {
             let mut state = self.state();
             let State { before, active: Active { segment, .. }, .. } = &mut *state;
@@ -281,7 +281,8 @@ impl Journal {
         };
         let gone = |name: &Name| match name {
             Name::Segment(id) => *id < needed,
-            Name::Snapshot { lsn, .. } => *lsn <= at && name.text() != kept,
+            // Only what comes before our own: a successor may have written one of the same transaction, and removed ours.
+            Name::Snapshot { lsn, epoch } => (*lsn, *epoch) < (at, self.epoch),
             Name::Temporary { epoch } => *epoch < self.epoch,
             Name::Claim { epoch } => epoch + CLAIMS_KEPT < self.epoch,
         };

@@ -15,6 +15,14 @@ pub struct Hooked {
     pub hook: Hook,
 }
 
+/// Tells of each operation when `STRAW_TRACE` is set.
+fn trace(operation: &str, name: impl fmt::Debug) {
+    static ON: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| std::env::var_os("STRAW_TRACE").is_some());
+    if *ON {
+        eprintln!("    {operation} {name:?}");
+    }
+}
+
 struct HookedDir(Arc<dyn Dir>, Hook);
 struct HookedFile(Arc<dyn File>, Hook);
 
@@ -59,31 +67,37 @@ impl HookedDir {
 impl Dir for HookedDir {
     fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>> {
         (self.1)("create");
+        trace("create", name);
         Ok(self.file(self.0.create_new(name)?))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         (self.1)("open");
+        trace("open", name);
         Ok(self.file(self.0.open(name)?))
     }
 
     fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
         (self.1)("open");
+        trace("open", name);
         Ok(self.file(self.0.open_rw(name)?))
     }
 
     fn exists(&self, name: &str) -> io::Result<bool> {
         (self.1)("exists");
+        trace("exists", name);
         self.0.exists(name)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         (self.1)("rename");
+        trace("rename", (from, to));
         self.0.rename(from, to)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         (self.1)("remove");
+        trace("remove", name);
         self.0.remove(name)
     }
 
@@ -101,6 +115,7 @@ impl Dir for HookedDir {
 impl File for HookedFile {
     fn write_at(&self, offset: u64, bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
         (self.1)("write");
+        trace("write", (offset, bufs.iter().map(|b| b.len()).sum::<usize>()));
         self.0.write_at(offset, bufs)
     }
 
@@ -110,11 +125,13 @@ impl File for HookedFile {
     }
 
     fn len(&self) -> io::Result<u64> {
+        (self.1)("len");
         self.0.len()
     }
 
     fn sync_data(&self) -> io::Result<()> {
         (self.1)("sync");
+        trace("sync", ());
         self.0.sync_data()
     }
 }

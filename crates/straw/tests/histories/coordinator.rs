@@ -1,0 +1,224 @@
+//! An owner of the journal, or one that believes to be.
+
+use straw::queue::{BatchId, DropCause, LeaseTerms, NewTask, Op, Queue, TaskId};
+use straw::{Collector, Error, Journal, Options, Ref, SimFs, Store, Writer};
+
+use crate::facts::content;
+use crate::world::World;
+
+pub const TERMS: LeaseTerms = LeaseTerms { duration_ms: 200, per_worker_max: 8 };
+
+pub struct Coordinator {
+    pub sim: SimFs,
+    pub store: Store,
+    pub journal: Journal,
+    pub queue: Queue,
+    pub writer: Writer,
+    collector: Collector,
+    /// It was told that it is not the owner, or its journal is closed.
+    pub over: bool,
+}
+
+pub fn store(world: &World, sim: &SimFs) -> Result<Store, Error> {
+    let options = Options { pack_bytes_target: 2500, ..Options::default() };
+    Store::open_with(world.hooked(sim), "/run/packs", options)
+}
+
+impl Coordinator {
+    /// Claims the journal. `None` when it failed on the way.
+    pub fn start(world: &World, sim: SimFs) -> Option<Box<Self>> {
+        let store = store(world, &sim).ok()?;
+        let acked = world.facts().acked;
+        let options = straw::journal::Options { segment_bytes_target: 900 };
+        let (journal, found) = match Journal::claim_with(world.hooked(&sim), "/run/journal", "conductor-0", options) {
+            Ok(claimed) => claimed,
+            Err(Error::Corrupt { path, offset, what }) => panic!("no damage was done: {path} at {offset}: {what}"),
+            Err(_) => return None,
+        };
+        let mut queue = world.facts().claimed(&found, acked);
+        queue.begin_epoch(found.epoch);
+        world.count(|c| c.claims += 1);
+        let writer = store.writer("conductor-0").unwrap();
+        let collector = Collector::new(40, 80);
+        Some(Box::new(Coordinator { sim, store, journal, queue, writer, collector, over: false }))
+    }
+
+    /// One transaction: journal first, then apply. `false` when it was not acknowledged.
+    pub fn commit(&mut self, world: &World, ops: &[Op]) -> bool {
+        if self.over {
+            return false;
+        }
+        let txn: Vec<Vec<u8>> = ops.iter().map(|op| postcard::to_stdvec(op).unwrap()).collect();
+        let lsn = self.journal.last() + 1;
+        world.facts().trying(lsn, &txn);
+        match self.journal.append(&txn) {
+            Ok(given) => {
+                assert_eq!(given, lsn, "transactions are numbered without a gap");
+                world.facts().acknowledged(lsn, &txn);
+                world.count(|c| c.txns += 1);
+                ops.iter().for_each(|op| self.queue.apply(op).unwrap());
+                true
+            }
+            Err(Error::OutOfSpace { .. }) => {
+                world.count(|c| c.full += 1);
+                false
+            }
+            Err(Error::Fenced { .. }) => {
+                world.count(|c| c.fenced += 1);
+                self.over = true;
+                false
+            }
+            Err(_) => {
+                self.over = true;
+                false
+            }
+        }
+    }
+
+    fn publish(&mut self, world: &World, submission: &str, records: usize) -> Option<Vec<Ref>> {
+        publish(world, &self.writer, submission, records)
+    }
+
+    pub fn step(&mut self, world: &World) {
+        let random = &world.random;
+        let now_ms = world.now_ms();
+        match random.below(22) {
+            0..5 => self.submit(world),
+            5..9 => self.batch(world),
+            9 | 10 => {
+                let due = self.queue.consumed();
+                if let Ok(Some(op)) = self.queue.ack(due) {
+                    self.commit(world, &[op]);
+                }
+            }
+            11 => {
+                let to = BatchId(random.below(4) + self.queue.released().0);
+                if let Ok(op) = self.queue.rewind(to) {
+                    self.commit(world, &[op]);
+                }
+            }
+            12 | 13 => {
+                let below = BatchId(random.below(3) + self.queue.released().0);
+                if let Ok(op) = self.queue.release(below) {
+                    self.commit(world, &[op]);
+                }
+            }
+            14 => self.owners(world),
+            15 | 16 => self.snapshot(world),
+            17..19 => self.collect(world),
+            19 => {
+                let lapsed = self.queue.lapsed(now_ms);
+                if !lapsed.is_empty() {
+                    self.commit(world, &lapsed);
+                }
+            }
+            20 => {
+                let position = self.queue.unbatched().map(|(p, _)| p).next();
+                if let Some(position) = position {
+                    let op = self.queue.drop_accepted(&[position], DropCause::Filtered, "all rewards equal").unwrap();
+                    self.commit(world, &[op]);
+                }
+            }
+            _ => {
+                let task = self.queue.tasks().next().map(|t| t.id);
+                if let Some(task) = task {
+                    let op = self.queue.cancel(task, DropCause::Cancelled, "not wanted").unwrap();
+                    self.commit(world, &[op]);
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, world: &World) {
+        let first = {
+            let mut facts = world.facts();
+            facts.next_task += 3;
+            facts.next_task
+        };
+        let task = |i| NewTask { id: TaskId(first + i), input: format!("row {i}").into_bytes(), attempts_max: 3 };
+        let tasks = (0..1 + world.random.below(3)).map(task).collect();
+        let op = self.queue.submit(tasks).unwrap();
+        self.commit(world, &[op]);
+    }
+
+    fn batch(&mut self, world: &World) {
+        let unready: Option<BatchId> = self.queue.batches().find(|(_, b)| !b.ready).map(|(id, _)| id);
+        let batch = match unready {
+            Some(batch) => batch,
+            None => {
+                let positions: Vec<_> = self.queue.unbatched().map(|(p, _)| p).take(3).collect();
+                if positions.is_empty() {
+                    return;
+                }
+                let batch = self.queue.next_batch();
+                let op = self.queue.plan_batch(batch, &positions).unwrap();
+                if !self.commit(world, &[op]) {
+                    return;
+                }
+                batch
+            }
+        };
+        let submission = format!("batch-{}-{}", batch.0, self.journal.epoch());
+        let Some(payload) = self.publish(world, &submission, 2) else { return };
+        match self.queue.batch_ready(batch, &payload) {
+            Ok(op) => drop(self.commit(world, &[op])),
+            Err(straw::queue::Refused::PackRetired(pack)) => self.writer.retired(&pack),
+            Err(e) => panic!("a planned batch takes its payload: {e}"),
+        }
+    }
+
+    fn owners(&mut self, world: &World) {
+        let payload = self.queue.batches().flat_map(|(_, b)| b.payload.clone()).next();
+        let op = match payload {
+            Some(r) if world.random.below(2) == 0 => self.queue.retain("commit", &[r]).ok(),
+            _ => self.queue.release_owner("commit"),
+        };
+        if let Some(op) = op {
+            self.commit(world, &[op]);
+        }
+    }
+
+    fn snapshot(&mut self, world: &World) {
+        if self.over {
+            return;
+        }
+        let state = postcard::to_stdvec(&self.queue).unwrap();
+        match self.journal.snapshot(self.journal.last(), &state) {
+            Ok(()) => world.count(|c| c.snapshots += 1),
+            Err(Error::Fenced { .. } | Error::Poisoned { .. }) => self.over = true,
+            Err(_) => {}
+        }
+    }
+
+    fn collect(&mut self, world: &World) {
+        let Ok(packs) = self.store.packs() else { return };
+        let open = self.writer.pack();
+        let packs: Vec<_> = packs.into_iter().filter(|p| Some(&p.name) != open.as_ref()).collect();
+        let names = self.collector.candidates(&packs, &self.queue, world.now_ms());
+        if !names.is_empty() {
+            let Ok(op) = self.queue.retire(&names) else { panic!("a candidate is not live") };
+            if self.commit(world, &[op]) {
+                world.count(|c| c.retired += names.len() as u64);
+            }
+        }
+        let live = world.facts().model.live_packs();
+        assert!(self.queue.retired().iter().all(|pack| !live.contains(pack)), "a live pack is about to be removed");
+        if self.store.remove(self.queue.retired()).is_ok_and(|bytes| bytes > 0) {
+            world.count(|c| c.removals += 1);
+        }
+    }
+}
+
+/// Publishes what `submission` always has.
+pub fn publish(world: &World, writer: &Writer, submission: &str, records: usize) -> Option<Vec<Ref>> {
+    world.facts().publishing(writer.owner(), submission, records);
+    match writer.publish(submission, &content(submission, records)) {
+        Ok(refs) => {
+            world.facts().published(submission, &refs);
+            world.count(|c| c.publishes += 1);
+            Some(refs)
+        }
+        Err(Error::SubmissionConflict { .. }) => panic!("a submission has one content"),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,156 @@
+//! A worker: leases, publishes, completes, dies, and offers what its predecessor left.
+
+use straw::queue::{Class, Completion, Lease, Refused};
+use straw::{Ref, SimFs, Store, Writer};
+
+use crate::coordinator::{Coordinator, TERMS, publish, store};
+use crate::world::World;
+
+pub struct Worker {
+    pub sim: SimFs,
+    pub name: String,
+    store: Store,
+    writer: Writer,
+    held: Vec<Lease>,
+    /// Finished, and not acknowledged.
+    finished: Vec<Finished>,
+}
+
+#[derive(Clone)]
+struct Finished {
+    lease: Lease,
+    submission: String,
+    refs: Vec<Ref>,
+}
+
+const RECORDS: usize = 2;
+
+impl Worker {
+    pub fn start(world: &World, sim: SimFs, name: &str) -> Option<Box<Self>> {
+        let store = store(world, &sim).ok()?;
+        let writer = store.writer(name).unwrap();
+        let mut worker =
+            Worker { sim, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
+        worker.recover(world)?;
+        Some(Box::new(worker))
+    }
+
+    /// Receipts of what earlier incarnations published: everything acknowledged is among them, and each is whole.
+    fn recover(&mut self, world: &World) -> Option<()> {
+        let before: Vec<String> = {
+            let facts = world.facts();
+            let mine = |s: &String| facts.publishing.get(s).is_some_and(|(owner, _)| *owner == self.name);
+            facts.published.keys().filter(|s| mine(s)).cloned().collect()
+        };
+        let receipts = self.store.receipts(&self.name).ok()?;
+        world.count(|c| c.receipts += receipts.len() as u64);
+        for submission in before {
+            let facts = world.facts();
+            let kept = facts.published[&submission].iter().any(|refs| !facts.is_retired(refs));
+            assert!(!kept || receipts.contains_key(&submission), "the receipt of {submission} is lost");
+        }
+        for (submission, refs) in receipts {
+            if world.facts().is_retired(&refs) {
+                continue;
+            }
+            world.facts().published(&submission, &refs);
+            let facts = world.facts();
+            facts.check_read(&self.store, &submission, &refs, || world.fails());
+        }
+        Some(())
+    }
+
+    pub fn step(&mut self, world: &World) {
+        match world.random.below(8) {
+            0 | 1 => drop(world.with_coordinator(|c| self.lease(world, c))),
+            2..5 => self.publish(world),
+            5 | 6 => drop(world.with_coordinator(|c| self.complete(world, c))),
+            _ => match world.random.below(4) {
+                0 => self.writer.seal(),
+                1 => drop(world.with_coordinator(|c| self.give_up(world, c))),
+                2 => drop(world.with_coordinator(|c| self.renew(world, c))),
+                _ => {
+                    // The same submission again: the receipt, and nothing written.
+                    if let Some(f) = self.finished.last().cloned() {
+                        let again = publish(world, &self.writer, &f.submission, RECORDS);
+                        let retired = world.facts().is_retired(&f.refs);
+                        assert!(retired || again == Some(f.refs), "a receipt is another one than before");
+                    }
+                }
+            },
+        }
+    }
+
+    fn lease(&mut self, world: &World, c: &mut Coordinator) {
+        let now_ms = world.now_ms();
+        self.held.extend(c.queue.acquire(&self.name, 2, now_ms, TERMS));
+    }
+
+    fn renew(&mut self, world: &World, c: &mut Coordinator) {
+        let now_ms = world.now_ms();
+        self.held.retain(|l| c.queue.renew(l.task, l.attempt, now_ms, TERMS).is_ok());
+    }
+
+    fn publish(&mut self, world: &World) {
+        let Some(lease) = self.held.first().cloned() else { return };
+        let submission = format!("g{}-{}", lease.task.0, lease.attempt);
+        if let Some(refs) = publish(world, &self.writer, &submission, RECORDS) {
+            self.held.retain(|l| l.attempt != lease.attempt);
+            self.finished.push(Finished { lease, submission, refs });
+        }
+    }
+
+    fn complete(&mut self, world: &World, c: &mut Coordinator) {
+        let Some(done) = self.finished.first().cloned() else { return };
+        let Finished { lease, submission, refs } = &done;
+        let answer = match world.random.below(2) {
+            0 => c.queue.complete(lease.task, lease.attempt, submission, refs),
+            _ => c.queue.offer(lease.task, submission, refs),
+        };
+        match answer {
+            Ok(Completion::Accept(op)) => {
+                if !c.commit(world, &[op]) {
+                    return;
+                }
+                let (position, group) = c.queue.accepted_of(lease.task).expect("just accepted");
+                assert_eq!(&group.submission, submission);
+                world.facts().accepted(submission, position.0);
+                world.count(|c| c.accepted += 1);
+            }
+            Ok(Completion::Already(position)) => {
+                // Known to whom it spoke to; a zombie may know what it never was acknowledged.
+                world.facts().accepted(submission, position.0);
+            }
+            Ok(Completion::Settled) => {}
+            Err(Refused::StaleAttempt { .. }) => return, // offers it later
+            Err(Refused::PackRetired(pack)) => {
+                self.writer.retired(&pack);
+                world.count(|c| c.republished += 1);
+                if let Some(refs) = publish(world, &self.writer, submission, RECORDS) {
+                    self.finished[0].refs = refs;
+                }
+                return;
+            }
+            Err(Refused::AcceptedOtherwise { .. } | Refused::UnknownTask(_)) => {}
+            Err(e) => panic!("unexpected: {e}"),
+        }
+        self.finished.remove(0);
+    }
+
+    fn give_up(&mut self, world: &World, c: &mut Coordinator) {
+        let Some(lease) = self.held.pop() else { return };
+        let op = match world.random.below(2) {
+            0 => c.queue.fail(lease.task, lease.attempt, "no answer", true),
+            _ => {
+                let submission = format!("p{}-{}", lease.task.0, lease.attempt);
+                let Some(parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                c.queue.yield_partial(lease.task, lease.attempt, Class::Partial, Some(3), &parts)
+            }
+        };
+        match op {
+            Ok(op) => drop(c.commit(world, &[op])),
+            Err(Refused::PackRetired(pack)) => self.writer.retired(&pack),
+            Err(_) => {}
+        }
+    }
+}
