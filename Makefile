@@ -38,14 +38,17 @@ lint:
 chaos: build
 	target/release/thresh chaos examples/chaos/rljob.yaml --kills $(KILLS) --seed $(SEED) --state runs/chaos-$(SEED)
 
-# Measures everything beside its peers: the raw file system, the cores' peak, and PyTorch, which it installs (5.3 GB) into
+# Measures everything beside its peers: the raw file system, straw-queue, the cores' peak, and PyTorch, which it installs (5.3 GB) into
 # target/bench/venv. Ten minutes on a quiet machine. With PAGE=docs/src/speed.md it writes that page, too.
 TORCH ?= torch==2.15.0
 bench: bench-straw bench-core bench-rollout
 	target/release/thresh-bench page $(if $(PAGE),--write $(PAGE))
 
-bench-straw: target/bench/build
-	target/release/thresh-bench straw
+# Beside straw-queue, which it installs into target/bench/straw-venv, and on the local disk and a JuiceFS mount of its own.
+STRAW_PEER ?= straw-queue==0.1.6
+bench-straw: target/bench/build target/bench/straw-peer
+	bench/juicefs.sh target/release/thresh-bench straw
+
 
 bench-core: target/bench/build target/bench/torch
 	target/release/thresh-bench core
@@ -62,6 +65,13 @@ bench-operator:
 .PHONY: target/bench/build
 target/bench/build:
 	$(CARGO) build --release --workspace --bins
+
+# Without its dependencies, of which it needs NumPy alone for records of bytes.
+target/bench/straw-peer:
+	mkdir -p target/bench
+	{ python3 -m venv target/bench/straw-venv && target/bench/straw-venv/bin/pip install --quiet --disable-pip-version-check numpy \
+	    && target/bench/straw-venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(STRAW_PEER) && touch $@; } \
+	  || { rm -rf target/bench/straw-venv; echo "$(STRAW_PEER) cannot be installed (the reason is above): its figures are left out"; }
 
 target/bench/torch:
 	mkdir -p target/bench
