@@ -19,6 +19,7 @@ pub fn of(table: &str) -> anyhow::Result<Vec<(String, String)>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

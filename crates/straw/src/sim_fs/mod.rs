@@ -235,7 +235,9 @@ impl SimFs {
         let mut disk = self.disk();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let inode = path.parent().and_then(|dir| disk.dirs.get(dir)).and_then(|d| d.visible.get(name)).copied();
-        let Some(inode) = inode.and_then(|i| disk.inodes.get_mut(i)) else { unreachable!("no file {}", path.display()) };
+        let Some(inode) = inode.and_then(|i| disk.inodes.get_mut(i)) else {
+            unreachable!("no file {}", path.display())
+        };
         inode.everywhere(change);
     }
 

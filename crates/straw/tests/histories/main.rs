@@ -11,7 +11,13 @@
 //!
 //! A failing seed is printed and does the same again: `STRAW_SEED=n cargo test --release -p straw --test histories`. A longer
 //! search: `STRAW_SEEDS=1000000`, from `STRAW_FIRST_SEED`.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout, clippy::print_stderr)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::print_stderr
+)]
 
 mod coordinator;
 mod facts;

@@ -29,8 +29,7 @@ impl Worker {
     pub fn start(world: &World, sim: SimFs, name: &str) -> Option<Box<Self>> {
         let store = store(world, &sim).ok()?;
         let writer = store.writer(name).unwrap();
-        let mut worker =
-            Worker { sim, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
+        let mut worker = Worker { sim, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
         worker.recover(world)?;
         Some(Box::new(worker))
     }
