@@ -113,8 +113,7 @@ pub fn run(seed: u64) -> Counts {
     }
     world.end();
     World::forget();
-    let counts = world.counts.borrow().clone();
-    counts
+    world.counts.borrow().clone()
 }
 
 /// Called before each operation on the volume.
