@@ -56,6 +56,9 @@ impl Trainer {
         config.optimizer.validate()?;
         config.warm_optimizer.iter().try_for_each(OptimizerConfig::validate)?;
         let model_dir = root.join(&config.model_dir);
+        if let Some(refusal) = straw::mount_probe::probe(&volume.run_dir).ok().and_then(|report| report.refusal()) {
+            return Err(Error::Config(format!("the run's volume is not safe: {refusal}")));
+        }
         let store = Store::open(RealFs::new(), volume.run_dir.join("packs"))?;
         let model = build_model(&backend, &groups, &model_dir, config.recompute)?;
         let grads = model.new_grads()?;

@@ -53,6 +53,8 @@ pub struct Throne {
     pub snapshot_bytes: u64,
     /// This process has held the journal.
     pub reigned: bool,
+    /// What is to be said of the volume's mount was said.
+    pub mount_told: bool,
 }
 
 /// How a reign ended.
@@ -92,6 +94,21 @@ impl Throne {
         }
     }
 
+    /// Refuses a mount that can lose what was acknowledged. A folder that cannot be looked at is met again by the claim.
+    fn check_mount(&mut self) -> anyhow::Result<()> {
+        let Ok(report) = straw::mount_probe::probe(self.setup.run_dir.path()) else { return Ok(()) };
+        if let Some(refusal) = report.refusal() {
+            bail!("the run's volume is not safe: {refusal}");
+        }
+        if !self.mount_told {
+            self.mount_told = true;
+            for warning in report.warnings {
+                tracing::warn!(fix = warning.fix, "{}", warning.what);
+            }
+        }
+        Ok(())
+    }
+
     /// Claims the journal, waiting for a volume that is full or away.
     fn claim(&mut self) -> anyhow::Result<(Journal, Recovered)> {
         let folder = self.setup.run_dir.journal();
@@ -109,6 +126,7 @@ impl Throne {
                 std::thread::sleep(STORAGE_PAUSE);
                 continue;
             }
+            self.check_mount()?;
             let claimed = straw::journal::owner(&*fs, &folder).and_then(|owner| match owner {
                 Some((epoch, other)) if other != self.setup.pod_uid && self.was_replaced()? => Ok(Err((epoch, other))),
                 _ => Journal::claim(fs, &folder, &self.setup.pod_uid).map(Ok),

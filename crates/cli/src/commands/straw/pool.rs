@@ -10,17 +10,17 @@ use crate::{args::StrawFolder, find_run::run_dir_of};
 
 /// The run's folder, also when its state folder was named; one that holds a store.
 pub fn pool_of(args: &StrawFolder) -> Result<PathBuf> {
+    let fix = "\n  fix: name a run's folder on its volume (`runs/UID`, with `packs` and `journal` in it), or its state folder";
+    match std::fs::metadata(&args.folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!("{}: no such folder{fix}", args.folder.display()),
+        Err(e) => return Err(e).with_context(|| args.folder.display().to_string()),
+        Ok(found) if !found.is_dir() => bail!("{}: it is a file, and a store is a folder{fix}", args.folder.display()),
+        Ok(_) => {}
+    }
     let folder = match StatusFile::read(&args.folder)? {
         Some(status) => run_dir_of(&status)?.to_owned(),
         None => args.folder.clone(),
     };
-    let fix = "\n  fix: name a run's folder on its volume (`runs/UID`, with `packs` and `journal` in it), or its state folder";
-    match std::fs::metadata(&folder) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!("{}: no such folder{fix}", folder.display()),
-        Err(e) => return Err(e).with_context(|| folder.display().to_string()),
-        Ok(found) if !found.is_dir() => bail!("{}: it is a file, and a store is a folder{fix}", folder.display()),
-        Ok(_) => {}
-    }
     if !is_pool(&folder)? {
         bail!("{}: there is no store here: neither packs nor a journal{fix}", folder.display());
     }
