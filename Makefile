@@ -6,7 +6,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 NODES ?= 1
 
 .PHONY: quickstart build kubectl test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core \
-  bench-rollout bench-operator e2e quickstart-cluster cluster cluster-down images
+  bench-rollout bench-operator e2e e2e-kueue quickstart-cluster cluster cluster-down images
 
 build:
 	$(CARGO) build --release
@@ -38,14 +38,17 @@ lint:
 chaos: build
 	target/release/thresh chaos examples/chaos/rljob.yaml --kills $(KILLS) --seed $(SEED) --state runs/chaos-$(SEED)
 
-# Measures everything beside its peers: the raw file system, the cores' peak, and PyTorch, which it installs (5.3 GB) into
+# Measures everything beside its peers: the raw file system, straw-queue, the cores' peak, and PyTorch, which it installs (5.3 GB) into
 # target/bench/venv. Ten minutes on a quiet machine. With PAGE=docs/src/speed.md it writes that page, too.
 TORCH ?= torch==2.15.0
 bench: bench-straw bench-core bench-rollout
 	target/release/thresh-bench page $(if $(PAGE),--write $(PAGE))
 
-bench-straw: target/bench/build
-	target/release/thresh-bench straw
+# Beside straw-queue, which it installs into target/bench/straw-venv, and on the local disk and a JuiceFS mount of its own.
+STRAW_PEER ?= straw-queue==0.1.6
+bench-straw: target/bench/build target/bench/straw-peer
+	bench/juicefs.sh target/release/thresh-bench straw
+
 
 bench-core: target/bench/build target/bench/torch
 	target/release/thresh-bench core
@@ -62,6 +65,13 @@ bench-operator:
 .PHONY: target/bench/build
 target/bench/build:
 	$(CARGO) build --release --workspace --bins
+
+# Without its dependencies, of which it needs NumPy alone for records of bytes.
+target/bench/straw-peer:
+	mkdir -p target/bench
+	{ python3 -m venv target/bench/straw-venv && target/bench/straw-venv/bin/pip install --quiet --disable-pip-version-check numpy \
+	    && target/bench/straw-venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(STRAW_PEER) && touch $@; } \
+	  || { rm -rf target/bench/straw-venv; echo "$(STRAW_PEER) cannot be installed (the reason is above): its figures are left out"; }
 
 target/bench/torch:
 	mkdir -p target/bench
@@ -82,6 +92,10 @@ cluster-down:
 # The tests on a real cluster; E2E="name ..." picks some.
 e2e:
 	./scripts/e2e.sh $(E2E)
+
+# Those of queues, with the real Kueue (built once, in four minutes).
+e2e-kueue:
+	KUEUE=1 ./scripts/e2e.sh a_queued_run
 
 # The quickstart's run, applied to the cluster that `make cluster` and `make images` made.
 quickstart-cluster:

@@ -36,6 +36,10 @@ elif ! k get pvc thresh-data > /dev/null 2>&1; then
   echo "quickstart: no claim thresh-data in namespace $namespace; make one (ReadWriteMany) and copy examples/quickstart/volumes/thresh-data to it" >&2
   exit 1
 fi
+# On a cluster that had no operator, none is left behind.
+if ! helm status thresh --namespace thresh-system > /dev/null 2>&1; then
+  trap 'k delete rljob sort5-grpo --ignore-not-found --wait --timeout=120s > /dev/null; helm uninstall thresh --namespace thresh-system --wait --timeout 120s > /dev/null' EXIT
+fi
 helm upgrade --install thresh "$root/charts/thresh" --namespace thresh-system --create-namespace --take-ownership \
   --values "$root/e2e/values.yaml" --wait --timeout 120s > /dev/null
 

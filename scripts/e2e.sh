@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # e2e.sh [NAME...]: the tests on a real cluster (docs/src/cluster.md), all of them or those whose names contain NAME. With KUBECONFIG set
 # that cluster is used, which must have our images; else one is started on this machine, and taken away at the end if we started it.
+# With KUEUE=1 our cluster has Kueue in it meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
@@ -8,11 +9,16 @@ cargo build --release --workspace --exclude bench --bins
 if [ -n "${KUBECONFIG:-}" ]; then
   exec target/release/thresh-e2e "$@"
 fi
+cluster=e2e/cluster/cluster.sh
+after=:
+trap '$after' EXIT
 e2e/cluster/install.sh
-if [ ! -e /run/thresh-e2e/up ]; then
-  trap 'e2e/cluster/cluster.sh down' EXIT
-fi
-e2e/cluster/cluster.sh up "${NODES:-2}"
+[ -e /run/thresh-e2e/up ] || after="$cluster down"
+$cluster up "${NODES:-2}"
 e2e/images/build.sh
 e2e/images/check.sh
-e2e/cluster/cluster.sh run target/release/thresh-e2e "$@"
+if [ "${KUEUE:-}" = 1 ]; then
+  $cluster run e2e/kueue.sh up
+  [ "$after" != : ] || after="$cluster run e2e/kueue.sh down"
+fi
+$cluster run target/release/thresh-e2e "$@"

@@ -64,6 +64,9 @@ enum What {
         /// Tasks of the larger recovery.
         #[arg(long, default_value_t = 1_000_000)]
         tasks: usize,
+        /// A folder on a JuiceFS mount, to measure there, too.
+        #[arg(long)]
+        juicefs: Option<PathBuf>,
     },
     /// Training step, decode and matrix products against the core's peak and PyTorch.
     Core,
@@ -90,7 +93,7 @@ enum What {
 fn main() -> Result<()> {
     let Arguments { what, options } = Arguments::parse();
     match what {
-        What::Straw { tasks } => straw::run(&options, tasks),
+        What::Straw { tasks, juicefs } => straw::run(&options, tasks, juicefs.as_deref()),
         What::Core => core::run(&options),
         What::Rollout { manifest, kills } => rollout::run(&options, &manifest, kills),
         What::Page { write, command } => page::run(&options, write.as_deref(), &command),

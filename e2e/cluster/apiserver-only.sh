@@ -53,7 +53,7 @@ start_server() {
   start etcd etcd $(etcd_arguments "$dir/etcd" "$client" "$peer")
   # shellcheck disable=SC2046
   start kube-apiserver kube-apiserver $(apiserver_arguments "$client" 127.0.0.1 "$port" "$dir/audit-policy.yaml" "$dir/audit.jsonl") \
-    --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --endpoint-reconciler-type=none
+    --advertise-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --endpoint-reconciler-type=none
   wait_for "the API server's port" 60 kube-apiserver listens "$port"
   flock -u 9
   wait_for "the API server" 120 kube-apiserver api_ready "$server"

@@ -7,7 +7,8 @@ binaries=("${@:1:$#-1}") out=${*: -1}
 
 mkdir -p "$out"/{etc,tmp,usr/local/bin}
 chmod 1777 "$out/tmp"
-install -m 755 "${binaries[@]}" "$out/usr/local/bin/"
+# Without their symbols, a quarter of their size; a panic says its file and line all the same.
+install -s -m 755 "${binaries[@]}" "$out/usr/local/bin/"
 
 linked=$(ldd "${binaries[@]}")
 ! grep "not found" <<< "$linked" >&2 || exit 1

@@ -5,7 +5,10 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use crate::stage::{Stage, repository};
+use crate::{
+    columns,
+    stage::{Stage, repository},
+};
 
 /// `kubectl get`, one space between columns, without the age; columns named in `vary` are `*`.
 ///
@@ -15,29 +18,12 @@ pub fn line(stage: &Stage, kind: &str, name: &str, vary: &[&str]) -> anyhow::Res
     let output = Command::new("kubectl").args(["get", kind, name, "--namespace", &stage.namespace]).output()?;
     ensure!(output.status.success(), "kubectl get: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
-    let mut lines = text.lines();
-    let (head, row) = (lines.next().context("a head")?, lines.next().context("a row")?);
-    // An empty column is blank: only the head says where each begins.
-    let mut starts = Vec::new();
-    for (at, c) in head.char_indices() {
-        if c != ' ' && (at == 0 || head.as_bytes().get(at.wrapping_sub(1)) == Some(&b' ')) {
-            starts.push(at);
-        }
-    }
-    let cell = |text: &str, i: usize| {
-        let from = starts.get(i).copied().unwrap_or_default();
-        let to = starts.get(i + 1).copied().unwrap_or(text.len()).min(text.len());
-        text.get(from.min(to)..to).unwrap_or_default().trim().to_owned()
-    };
     let (mut heads, mut cells) = (Vec::new(), Vec::new());
-    for i in 0..starts.len() {
-        let (head, mut value) = (cell(head, i), cell(row, i));
+    for (head, cell) in columns::of(&text)? {
         if head == "AGE" {
             continue;
         }
-        if vary.contains(&head.as_str()) {
-            value = "*".into();
-        }
+        let value = if vary.contains(&head.as_str()) { "*".into() } else { cell };
         cells.push(if value.is_empty() { "-".into() } else { value });
         heads.push(head);
     }

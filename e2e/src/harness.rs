@@ -1,6 +1,7 @@
 //! Runs tests, one after the other or a few at a time, and reports.
 
 use std::{
+    cell::Cell,
     pin::Pin,
     time::{Duration, Instant},
 };
@@ -86,57 +87,56 @@ pub async fn run(
         }
         return Ok(0);
     }
-    let mut counts = (0, 0, 0);
+    let counts = Counts::default();
     let pick = |needs: Needs| tests.iter().filter(move |t| t.needs == needs).copied().collect::<Vec<_>>();
     let bare = pick(Needs::Bare);
-    if !bare.is_empty() {
-        let server = Bare::start().await.context("start an API server")?;
-        for &test in &bare {
-            report(test, one(&server.client, test, 0, keep).await, &mut counts);
+    if tests.len() == bare.len() {
+        on_api_server(bare, keep, &counts).await?;
+    } else {
+        let client = Client::try_default().await.context("no cluster: `make cluster` first, or set KUBECONFIG")?;
+        let nodes = Stage::ready_nodes(&client).await?;
+        // Those that bring an operator of their own mostly wait, and so do those with an API server of their own.
+        let own = async {
+            for test in pick(Needs::Own) {
+                counts.report(test, one(&client, test, nodes, keep).await);
+            }
+        };
+        tokio::join!(on_api_server(bare, keep, &counts), own).0?;
+        let (beside, alone) = (pick(Needs::Operator), pick(Needs::OperatorAlone));
+        if !beside.is_empty() || !alone.is_empty() {
+            let operator = Operator::install(&client).await.context("install the operator")?;
+            let mut running = stream::iter(beside)
+                .map(|test| {
+                    let client = client.clone();
+                    async move { (test, one(&client, test, nodes, keep).await) }
+                })
+                .buffer_unordered(parallel.max(1));
+            while let Some((test, outcome)) = running.next().await {
+                counts.report(test, outcome);
+            }
+            drop(running);
+            for test in alone {
+                counts.report(test, one(&client, test, nodes, keep).await);
+            }
+            if counts.failed.get() > 0 {
+                operator.keep_logs().await;
+            }
+            operator.remove().await.context("remove the operator")?;
         }
     }
-    if tests.len() > bare.len() {
-        on_cluster(pick(Needs::Own), pick(Needs::Operator), pick(Needs::OperatorAlone), parallel, keep, &mut counts)
-            .await?;
-    }
-    let (passed, failed, skipped) = counts;
+    let (passed, failed, skipped) = (counts.passed.get(), counts.failed.get(), counts.skipped.get());
     let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
     println!("e2e: {passed} passed, {failed} failed{skipped}");
     Ok(failed)
 }
 
-async fn on_cluster(
-    own: Vec<Test>,
-    beside: Vec<Test>,
-    alone: Vec<Test>,
-    parallel: usize,
-    keep: bool,
-    counts: &mut (usize, usize, usize),
-) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("no cluster: `make cluster` first, or set KUBECONFIG")?;
-    let nodes = Stage::ready_nodes(&client).await?;
-    for test in own {
-        report(test, one(&client, test, nodes, keep).await, counts);
+async fn on_api_server(tests: Vec<Test>, keep: bool, counts: &Counts) -> anyhow::Result<()> {
+    if tests.is_empty() {
+        return Ok(());
     }
-    if !beside.is_empty() || !alone.is_empty() {
-        let operator = Operator::install(&client).await.context("install the operator")?;
-        let mut running = stream::iter(beside)
-            .map(|test| {
-                let client = client.clone();
-                async move { (test, one(&client, test, nodes, keep).await) }
-            })
-            .buffer_unordered(parallel.max(1));
-        while let Some((test, outcome)) = running.next().await {
-            report(test, outcome, counts);
-        }
-        drop(running);
-        for test in alone {
-            report(test, one(&client, test, nodes, keep).await, counts);
-        }
-        if counts.1 > 0 {
-            operator.keep_logs().await;
-        }
-        operator.remove().await.context("remove the operator")?;
+    let server = Bare::start().await.context("start an API server")?;
+    for test in tests {
+        counts.report(test, one(&server.client, test, 0, keep).await);
     }
     Ok(())
 }
@@ -178,20 +178,34 @@ async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict,
     (verdict, begun.elapsed())
 }
 
-fn report(test: Test, (verdict, took): (Verdict, Duration), counts: &mut (usize, usize, usize)) {
-    let took = took.as_secs_f64();
-    match verdict {
-        Verdict::Passed => {
-            counts.0 += 1;
-            println!("ok      {} ({took:.1} s)", test.name);
-        }
-        Verdict::Failed(error) => {
-            counts.1 += 1;
-            println!("FAILED  {} ({took:.1} s)\n        {error:#}\n        see target/e2e/{}/", test.name, test.name);
-        }
-        Verdict::Skipped(why) => {
-            counts.2 += 1;
-            println!("skipped {}: {why}", test.name);
+/// What came of all tests so far.
+#[derive(Default)]
+struct Counts {
+    passed: Cell<usize>,
+    failed: Cell<usize>,
+    skipped: Cell<usize>,
+}
+
+impl Counts {
+    fn report(&self, test: Test, (verdict, took): (Verdict, Duration)) {
+        let more = |count: &Cell<usize>| count.set(count.get() + 1);
+        let took = took.as_secs_f64();
+        match verdict {
+            Verdict::Passed => {
+                more(&self.passed);
+                println!("ok      {} ({took:.1} s)", test.name);
+            }
+            Verdict::Failed(error) => {
+                more(&self.failed);
+                println!(
+                    "FAILED  {} ({took:.1} s)\n        {error:#}\n        see target/e2e/{}/",
+                    test.name, test.name
+                );
+            }
+            Verdict::Skipped(why) => {
+                more(&self.skipped);
+                println!("skipped {}: {why}", test.name);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 mod attempts;
 mod audit;
 mod bare;
+mod columns;
 mod conductor;
 mod evidence;
 mod golden;
@@ -37,7 +38,7 @@ struct Args {
     #[arg(long)]
     list: bool,
     /// Tests at a time, of those that may run beside others.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 3)]
     parallel: usize,
     /// Instead of tests: measure the operator with that many runs on pretended nodes.
     #[arg(long, value_name = "RUNS")]

@@ -38,7 +38,7 @@ fn make(work: &Path, made: &Path) -> anyhow::Result<()> {
     let mut job = crate::run::manifest("model", |job| job["spec"]["totalSteps"] = serde_json::json!(1))?;
     job.spec.checkpoint.every_steps = 1;
     let mut manifest = serde_json::to_value(&job)?;
-    crate::stage::without_nulls(&mut manifest);
+    api::without_nulls(&mut manifest);
     std::fs::write(work.join("rljob.yaml"), manifest.to_string())?;
     thresh(&["run", &work.join("rljob.yaml").to_string_lossy(), "--state", &work.join("state").to_string_lossy()])?;
     let out = made.to_string_lossy().into_owned();

@@ -1,6 +1,6 @@
 //! What happens to machines: processes killed, nodes lost and healed, volumes gone.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -109,6 +109,7 @@ pub fn kill(pid: u32, signal: &str) -> anyhow::Result<()> {
 /// When the cgroup cannot be entered.
 pub fn use_up_memory(pod: &Pod) -> anyhow::Result<()> {
     let pid = *pids(pod)?.first().context("a process")?;
+    // (`tail` holds all of a line, and this one has no end before the gigabyte's.)
     // Everything of it counts against the pod's limit from here on; the rank is to be chosen, not the hog.
     std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").context("make the rank the first to go")?;
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -119,8 +120,8 @@ pub fn use_up_memory(pod: &Pod) -> anyhow::Result<()> {
             groups.lines().find_map(|line| line.strip_prefix("0::").map(|path| format!("/sys/fs/cgroup{path}")))
         })
         .context("the container's cgroup")?;
-    let script = format!("echo $$ > {group}/cgroup.procs && exec tail -c 2G /dev/zero");
-    let mut hog = Command::new("sh").args(["-c", &script]).spawn()?;
+    let script = format!("echo $$ > {group}/cgroup.procs && head -c 1G /dev/zero | tail");
+    let mut hog = Command::new("sh").args(["-c", &script]).stdout(Stdio::null()).spawn()?;
     std::thread::spawn(move || hog.wait());
     Ok(())
 }

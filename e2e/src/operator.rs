@@ -56,6 +56,9 @@ impl Operator {
             "--force-conflicts",
             "--values",
             "e2e/values.yaml",
+            // One of them outlives the node that a test takes away.
+            "--set",
+            "controller.replicas=2",
             "--wait",
             "--timeout",
             "120s",

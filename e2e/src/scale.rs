@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use crate::{
     operator::{Process, crds, folder},
     record, run,
-    stage::{CLAIM, repository, without_nulls},
+    stage::{CLAIM, repository},
 };
 
 /// Where the pretended pods are; the machine answers for all of it.
@@ -51,7 +51,10 @@ pub async fn scale(runs: usize) -> anyhow::Result<()> {
     ensure!(routed.success(), "this must run inside the cluster's network: `cluster.sh run`");
     let conductors = tokio::spawn(answer_for_conductors().await?);
     let mut kwok = kwok()?;
-    let result = measured(&client, runs).await;
+    let result = tokio::select! {
+        result = measured(&client, runs) => result,
+        died = ended(&mut kwok) => died,
+    };
     clean(&client).await;
     let _ = kwok.kill();
     let _ = kwok.wait();
@@ -69,7 +72,7 @@ async fn measured(client: &Client, runs: usize) -> anyhow::Result<()> {
     let created = stream::iter(names)
         .map(|(namespace, name)| async move {
             let mut body = serde_json::to_value(manifest(&name)?)?;
-            without_nulls(&mut body);
+            api::without_nulls(&mut body);
             let api: Api<RLJob> = Api::namespaced(client.clone(), &namespace);
             api.patch(&name, &PatchParams::apply("e2e").force(), &Patch::Apply(&body)).await.context("create a run")?;
             anyhow::Ok(())
@@ -143,13 +146,24 @@ fn kwok() -> anyhow::Result<Child> {
     let log = std::fs::File::create(folder().join("kwok.log"))?;
     Command::new("kwok")
         .args(["--manage-all-nodes=false", "--manage-nodes-with-label-selector=type=kwok", "--cidr", RANGE])
-        .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--server-address=127.0.0.1:0"])
+        .arg("--server-address=127.0.0.1:0")
         .arg(format!("--config={}", repository().join("e2e/kwok/stages.yaml").display()))
         .arg(format!("--kubeconfig={}", std::env::var("KUBECONFIG").context("KUBECONFIG")?))
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .context("start kwok")
+}
+
+/// Comes back only if it ends by itself.
+async fn ended(kwok: &mut Child) -> anyhow::Result<()> {
+    loop {
+        if let Some(status) = kwok.try_wait()? {
+            let said = std::fs::read_to_string(folder().join("kwok.log")).unwrap_or_default();
+            bail!("kwok ended ({status}): {}", said.lines().last().unwrap_or_default());
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 async fn nodes(client: &Client) -> anyhow::Result<()> {

@@ -185,12 +185,20 @@ impl Stage {
 
     /// Takes our finalizers off: no operator is left that would.
     pub async fn release(&self) {
-        let jobs: Api<RLJob> = self.api();
-        for job in jobs.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
+        self.let_go::<RLJob>().await;
+        self.let_go::<ServingCluster>().await;
+    }
+
+    async fn let_go<K>(&self)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let all: Api<K> = self.api();
+        for one in all.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
             // One that is gone meanwhile needs it no more.
-            let _ = jobs.delete(&job.name_any(), &DeleteParams::background()).await;
+            let _ = all.delete(&one.name_any(), &DeleteParams::background()).await;
             let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-            let _ = jobs.patch(&job.name_any(), &PatchParams::default(), &none).await;
+            let _ = all.patch(&one.name_any(), &PatchParams::default(), &none).await;
         }
     }
 
@@ -274,7 +282,7 @@ impl Stage {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
     {
         let mut body = serde_json::to_value(object)?;
-        without_nulls(&mut body);
+        api::without_nulls(&mut body);
         if let Value::Object(map) = &mut body {
             map.remove("status");
         }
@@ -327,18 +335,6 @@ impl Stage {
     /// When it is not there.
     pub async fn pool(&self, name: &str) -> anyhow::Result<RolloutPool> {
         self.api::<RolloutPool>().get(name).await.with_context(|| format!("get RolloutPool {name}"))
-    }
-}
-
-/// Leaves out what is null, as a person's manifest would.
-pub fn without_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, v| !v.is_null());
-            map.values_mut().for_each(without_nulls);
-        }
-        Value::Array(list) => list.iter_mut().for_each(without_nulls),
-        _ => {}
     }
 }
 

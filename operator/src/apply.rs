@@ -199,20 +199,8 @@ fn body(child: &Child) -> Value {
     if let Value::Object(map) = &mut json {
         map.remove("status");
     }
-    without_nulls(&mut json);
+    api::without_nulls(&mut json);
     json
-}
-
-/// Leaves out what is null: to apply a null is to own a field's absence.
-pub fn without_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, v| !v.is_null());
-            map.values_mut().for_each(without_nulls);
-        }
-        Value::Array(list) => list.iter_mut().for_each(without_nulls),
-        _ => {}
-    }
 }
 
 /// How the API server calls a kind.

@@ -16,7 +16,7 @@ use plan::{Action, Plan};
 use serde_json::json;
 
 use crate::{
-    apply::{Hands, ask, exactly, gone, without_nulls},
+    apply::{Hands, ask, exactly, gone},
     context::{Context, Guarded},
     error::{Error, Result},
     kind::{Kind, identity},
@@ -228,7 +228,12 @@ async fn act<K: Kind>(
             Ok(Done::Nothing)
         }
         Action::ConfirmGone => {
-            *listing = Some(hands.list(&uid).await?);
+            let found = hands.list(&uid).await?;
+            // After the lists: whoever had written before them has changed this version.
+            let (namespace, name, _) = identity(object);
+            let api: Api<K> = Api::namespaced(hands.client.clone(), namespace);
+            let meta = ask(&format!("get {} {name}", K::NAME), api.get_metadata_opt(name)).await?;
+            *listing = Some(found.at(meta.and_then(|meta| meta.metadata.resource_version)));
             Ok(Done::Known)
         }
         Action::DeleteSelf { uid } => {
@@ -288,7 +293,7 @@ async fn write_status<K: Kind>(object: &mut K, status: K::Status, hands: &Hands<
         "metadata": { "name": name, "namespace": namespace, "resourceVersion": object.meta().resource_version },
         "status": serde_json::to_value(&status).map_err(|source| Error::Json { doing: doing.clone(), source })?,
     });
-    without_nulls(&mut body);
+    api::without_nulls(&mut body);
     hands.metrics.writes.with_label_values(&[K::NAME, "status"]).inc();
     let params = PatchParams::apply(K::MANAGER).force();
     let written = ask(&doing, api.patch_status(name, &params, &Patch::Apply(&body))).await?;

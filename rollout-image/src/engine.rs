@@ -17,19 +17,10 @@ mod tests {
 
     #[test]
     fn the_manifest_may_give_every_flag_that_the_operator_does_not_set() {
-        let operators = [
-            "--listen",
-            "--model-path",
-            "--api-key",
-            "--max-running-requests",
-            "--drain-timeout-secs",
-            "--lame-duck-secs",
-            "--help",
-        ];
         let mut flags: Vec<String> = Line::command()
             .get_arguments()
             .filter_map(|flag| flag.get_long().map(|name| format!("--{name}")))
-            .filter(|flag| !operators.contains(&flag.as_str()))
+            .filter(|flag| flag != "--help" && !api::OPERATOR_ENGINE_FLAGS.contains(&flag.as_str()))
             .collect();
         let mut known: Vec<&str> = api::NATIVE_ENGINE_FLAGS.to_vec();
         flags.sort();

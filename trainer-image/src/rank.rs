@@ -1,7 +1,10 @@
 //! One rank: joins its world, then hands over to the step loop.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::{Context, Result};
 use comm::Abort;
@@ -53,6 +56,8 @@ struct Rank {
     gauges: Gauges,
     abort: Abort,
     stop: Stop,
+    /// As long as ranks are awaited.
+    meeting: Arc<AtomicBool>,
 }
 
 fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
@@ -67,10 +72,16 @@ fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
     let gauges = Gauges::register(health.registry())?;
     let faults = Faults::from_env(local.rank, pod.attempt)?;
     let stop = Stop::default();
-    let stopped = stop.clone();
+    let abort = Abort::new();
+    let meeting = Arc::new(AtomicBool::new(true));
+    let (asked, aborted, met) = (stop.clone(), abort.clone(), meeting.clone());
     runtime.spawn(async move {
         control::server::asked_to_stop().await;
-        stopped.ask();
+        asked.ask();
+        // Nothing has begun that should come to its end, and those who are missing may never come.
+        if met.load(Ordering::SeqCst) {
+            aborted.abort("asked to end by SIGTERM");
+        }
     });
     // One door per pod: that of its first rank.
     if local.local_rank == 0 {
@@ -83,15 +94,19 @@ fn set_up(local: &Local) -> Result<(Runtime, Rank)> {
         runtime.spawn(control::server::serve(listener, health.router(), std::future::pending()));
     }
     let names = Names::from_env();
-    Ok((runtime, Rank { local: *local, pod, names, faults, health, gauges, abort: Abort::new(), stop }))
+    Ok((runtime, Rank { local: *local, pod, names, faults, health, gauges, abort, stop, meeting }))
 }
 
 impl Rank {
     fn run(self, runtime: &Runtime) -> Result<Ended, train::Failure> {
-        let Self { local, pod, names, faults, health, gauges, abort, stop } = self;
+        let Self { local, pod, names, faults, health, gauges, abort, stop, meeting } = self;
         let failed = |error| train::Failure::early(local.rank, error);
-        let world = comm::tcp::join(&meeting(&local, &pod, &names, runtime).map_err(failed)?, &abort)
-            .map_err(|e| failed(e.into()))?;
+        let world = comm::tcp::join(&rendezvous(&local, &pod, &names, runtime).map_err(failed)?, &abort);
+        meeting.store(false, Ordering::SeqCst);
+        if stop.is_asked() {
+            return Err(failed(train::Error::Terminated));
+        }
+        let world = world.map_err(|e| failed(e.into()))?;
         health.not_ready("loading the model");
         let claimant = if local.rank == 0 {
             let http = http_client(names).map_err(|e| failed(train::Error::Config(format!("HTTP client: {e}"))))?;
@@ -134,7 +149,7 @@ impl Rank {
     }
 }
 
-fn meeting(local: &Local, pod: &Pod, names: &Names, runtime: &Runtime) -> Result<TcpConfig, train::Error> {
+fn rendezvous(local: &Local, pod: &Pod, names: &Names, runtime: &Runtime) -> Result<TcpConfig, train::Error> {
     let bad = |what: String| train::Error::Config(what);
     let bind: IpAddr =
         pod.identity.address.parse().map_err(|e| bad(format!("POD_IP={}: {e}", pod.identity.address)))?;

@@ -217,6 +217,25 @@ fn a_waiting_pod_is_ready_counts_and_ends_at_sigterm() {
 }
 
 #[test]
+fn a_pod_that_waits_for_another_holds_nothing_once_it_is_told_to_end() {
+    let volume = Volume::new();
+    let conductor = conduct(RANDOM, config(), 1, vec![]);
+    let attempt = Attempt::new(&volume, &conductor, 2, 1, r#"{"dp":2,"tp":1}"#);
+    let port = free_port();
+    // The other pod never comes.
+    let mut pod = attempt.pod(0, port).spawn().unwrap();
+    eventually("it waits", || get(port, "/readyz").is_some_and(|a| a.contains("the ranks are meeting")));
+    let pid = rustix::process::Pid::from_raw(pod.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut ended = None;
+    eventually("it ends", || {
+        ended = pod.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(i32::from(exit::TERMINATED)));
+}
+
+#[test]
 fn ranks_die_with_their_launcher() {
     let volume = Volume::new();
     let conductor = conduct(RANDOM, config(), 1, vec![]);

@@ -1,5 +1,6 @@
 //! Many at once: publishers of one writer, and appenders of one journal, share syncs.
 
+use std::path::Path;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -37,7 +38,7 @@ pub fn run(case: &Case, lines: &mut Lines) -> Result<()> {
         };
         let times = by_turns(
             case.options.rounds,
-            vec![Box::new(publish), Box::new(floor(case, threads, calls, &noise(4 * KIB), "publish")?)],
+            vec![Box::new(publish), Box::new(floor(case.dir, threads, calls, &noise(4 * KIB), "publish")?)],
         )?;
         let line = rate("publish_group_commit", &name, amount, "records/s", &times[0]);
         lines.add(line.against("write+fdatasync each", &times[0], &times[1]))?;
@@ -54,7 +55,7 @@ pub fn run(case: &Case, lines: &mut Lines) -> Result<()> {
         };
         let times = by_turns(
             case.options.rounds,
-            vec![Box::new(append), Box::new(floor(case, threads, calls, &bytes, "append")?)],
+            vec![Box::new(append), Box::new(floor(case.dir, threads, calls, &bytes, "append")?)],
         )?;
         let line = rate("journal_group_commit", &name, amount, "transactions/s", &times[0]);
         lines.add(line.against("write+fdatasync each", &times[0], &times[1]))?;
@@ -62,15 +63,16 @@ pub fn run(case: &Case, lines: &mut Lines) -> Result<()> {
     Ok(())
 }
 
-fn floor<'a>(
-    case: &Case,
+/// As many threads that each append to and sync a file of their own.
+pub fn floor(
+    dir: &Path,
     threads: usize,
     calls: usize,
     bytes: &[u8],
     name: &str,
-) -> Result<impl FnMut() -> Result<f64> + 'a> {
+) -> Result<impl FnMut() -> Result<f64> + use<>> {
     let files: Vec<std::sync::Mutex<Appender>> = (0..threads)
-        .map(|i| Appender::create(&case.dir.join(format!("floor-{name}-{threads}-{i}"))).map(std::sync::Mutex::new))
+        .map(|i| Appender::create(&dir.join(format!("floor-{name}-{threads}-{i}"))).map(std::sync::Mutex::new))
         .collect::<Result<_>>()?;
     let bytes = bytes.to_vec();
     Ok(move || {
@@ -82,7 +84,7 @@ fn floor<'a>(
 }
 
 /// Seconds from when all threads stand ready until the last is done.
-fn at_once(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<f64> {
+pub fn at_once(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<f64> {
     let ready = Barrier::new(threads + 1);
     std::thread::scope(|scope| {
         let (ready, work) = (&ready, &work);

@@ -3,26 +3,44 @@
 //! The floor of a durable write is one `write` and one `fdatasync` of the same bytes on the same file system; of a read, one
 //! `pread`. Counts of system calls come first: they are the same on every machine.
 
+mod beside;
+mod coordinator;
 mod counting_fs;
 mod floor;
 mod group_commit;
+mod peer;
 mod publish;
 mod queue;
 mod read;
 mod recovery;
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
 use straw::{RealFs, Record, Store, Tensor};
 
-use crate::{Options, line::Lines};
+use crate::Options;
+use crate::line::{Line, Lines};
+use beside::Place;
+use peer::{NAME, Peer};
 
-/// Measures everything of `straw`.
-pub fn run(options: &Options, tasks: usize) -> Result<()> {
+/// Measures everything of `straw`; what counts also in `juicefs`, a folder on such a mount.
+pub fn run(options: &Options, tasks: usize, juicefs: Option<&Path>) -> Result<()> {
     let mut lines = Lines::begin(&options.out, "straw")?;
     let scratch = tempfile::Builder::new().prefix("straw-").tempdir_in(&options.out)?;
+    let peer = Peer::start(&options.out)?.map(RefCell::new);
+    if let Some(peer) = &peer {
+        lines.add(Line::new(NAME, peer.borrow_mut().version()?, 1.0, "peer"))?;
+    }
+    for (dir, juicefs) in [(Some(scratch.path()), false), (juicefs, true)] {
+        if let Some(dir) = dir {
+            let place = Place { options, dir: dir.join("beside"), juicefs, peer: peer.as_ref() };
+            beside::run(&place, &mut lines, tasks)?;
+        }
+    }
+    drop(peer);
     let case = Case { options, dir: scratch.path() };
     publish::counts(&case, &mut lines)?;
     publish::run(&case, &mut lines)?;

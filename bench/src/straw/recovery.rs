@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use straw::queue::{NewTask, Op, TaskId};
+use straw::queue::{BatchId, NewTask, Op, Position, TaskId};
 use straw::{Journal, Queue, RealFs};
 
 use super::Case;
+use super::coordinator::reference;
 use crate::line::Lines;
 use crate::rounds::{by_turns, duration};
 
@@ -46,7 +47,8 @@ fn write(dir: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-fn recover(dir: &Path) -> Result<(Journal, Queue)> {
+/// Takes a journal over.
+pub fn recover(dir: &Path) -> Result<(Journal, Queue)> {
     let (journal, found) = Journal::claim(RealFs::new(), dir, "bench")?;
     let mut queue: Queue = match &found.snapshot {
         Some(bytes) => postcard::from_bytes(bytes)?,
@@ -76,15 +78,7 @@ fn measure(case: &Case, lines: &mut Lines, dir: &Path, count: usize, from: &str)
                 drop((journal, queue));
                 Ok(spent)
             }),
-            Box::new(|| {
-                let since = Instant::now();
-                let mut crc = 0;
-                for file in std::fs::read_dir(dir)? {
-                    crc ^= crc32c::crc32c(&std::fs::read(file?.path())?);
-                }
-                std::hint::black_box(crc);
-                Ok(since.elapsed().as_secs_f64())
-            }),
+            Box::new(|| read_all(dir)),
         ],
     )?;
     let mut line = duration("journal_recovery", format!("{count} live tasks, from {from}"), 1.0, &times[0])
@@ -94,6 +88,57 @@ fn measure(case: &Case, lines: &mut Lines, dir: &Path, count: usize, from: &str)
         line = line.with("peak_bytes_per_task", grown as f64 / count as f64);
     }
     lines.add(line.against("read+CRC-32C of its files", &times[0], &times[1]))
+}
+
+/// Seconds of reading every file of a folder, and of its checksum.
+pub fn read_all(dir: &Path) -> Result<f64> {
+    let since = Instant::now();
+    let mut crc = 0;
+    for file in std::fs::read_dir(dir)? {
+        crc ^= crc32c::crc32c(&std::fs::read(file?.path())?);
+    }
+    std::hint::black_box(crc);
+    Ok(since.elapsed().as_secs_f64())
+}
+
+/// A journal of tasks that were submitted, completed, put into batches of [`PAGE`] and let go; with the snapshots that a
+/// conductor would make, or without any.
+pub fn write_finished(dir: &Path, count: usize, snapshots: bool) -> Result<()> {
+    const AT_ONCE: usize = 64;
+    const SNAPSHOT_BYTES: u64 = 64 << 20;
+    let (journal, found) = Journal::claim(RealFs::new(), dir, "bench")?;
+    let mut queue = Queue::new();
+    queue.begin_epoch(found.epoch);
+    let commit = |queue: &mut Queue, ops: &[Op]| -> Result<()> {
+        let records: Vec<Vec<u8>> = ops.iter().map(postcard::to_stdvec).collect::<Result<_, _>>()?;
+        journal.append(&records)?;
+        ops.iter().try_for_each(|op| Ok(queue.apply(op)?))
+    };
+    let mut batch = BatchId(0);
+    for first in (0..count).step_by(PAGE) {
+        let ids: Vec<u64> = (first..count.min(first + PAGE)).map(|id| id as u64).collect();
+        let task = |id: &u64| NewTask { id: TaskId(*id), input: vec![7; 64], attempts_max: 3 };
+        commit(&mut queue, &[Op::Submit { tasks: ids.iter().map(task).collect() }])?;
+        for some in ids.chunks(AT_ONCE) {
+            let complete = |id: &u64| Op::Complete {
+                task: TaskId(*id),
+                submission: format!("group-{id}"),
+                result: vec![reference(*id)],
+                attempt: None,
+            };
+            commit(&mut queue, &some.iter().map(complete).collect::<Vec<_>>())?;
+        }
+        let positions = ids.iter().map(|id| Position(*id)).collect();
+        let next = BatchId(batch.0 + 1);
+        let plan = Op::PlanBatch { batch, positions };
+        let ready = Op::BatchReady { batch, payload: vec![reference(0)] };
+        commit(&mut queue, &[plan, ready, Op::Consume { batch }, Op::Release { below: next }])?;
+        batch = next;
+        if snapshots && journal.bytes_since_snapshot() >= SNAPSHOT_BYTES {
+            journal.snapshot(journal.last(), &postcard::to_stdvec(&queue)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of this process in memory now.

@@ -19,6 +19,7 @@
 mod algorithm;
 mod checkpoint;
 pub mod conditions;
+mod count;
 mod crds;
 mod data;
 pub mod defaults;
@@ -38,9 +39,11 @@ mod serving;
 mod status;
 mod trainer;
 pub mod volume;
+mod without_nulls;
 
 pub use algorithm::{Algorithm, AlgorithmName, Kl, KlKind, LossReduction, StdKind, Tis};
 pub use checkpoint::{Checkpoint, Eval};
+pub use count::count;
 pub use crds::{crds, definition};
 pub use data::{Data, Reward, RewardKind, WarmStart};
 pub use model::{Init, InitKind, Model, ModelRef, Storage};
@@ -56,8 +59,9 @@ pub use rljob::{Mode, RLJob, RLJobSpec, StalenessPolicy};
 pub use sampling::{Batch, DynamicFilter, Sampling};
 pub use scheduling::{Gang, Scheduling, Topology, TopologyMode};
 pub use serving::{
-    Disruption, Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, ServingCluster, ServingClusterSpec,
-    ServingClusterStatus, ServingSource, ServingTemplate, ServingTemplateSpec, Updates, WeightsStatus, Writer,
+    Disruption, Engine, EngineKind, NATIVE_ENGINE_FLAGS, NameRef, OPERATOR_ENGINE_FLAGS, ServingCluster,
+    ServingClusterSpec, ServingClusterStatus, ServingSource, ServingTemplate, ServingTemplateSpec, Updates,
+    WeightsStatus, Writer,
 };
 pub use status::{
     AttemptCause, AttemptStatus, CheckpointAsked, Counters, Ending, Frozen, LastAttempt, Outcome, ParallelismStatus,
@@ -67,6 +71,7 @@ pub use trainer::{
     Accelerator, ExitCodes, FailureAction, FailurePolicy, FailureRule, Parallelism, Trainer, UpdatePolicy, UpdateType,
     Vendor,
 };
+pub use without_nulls::without_nulls;
 
 /// API group of the three kinds.
 pub const GROUP: &str = "thresh.dev";

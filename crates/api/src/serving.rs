@@ -65,7 +65,11 @@ pub struct ServingClusterSpec {
     pub disruption: Disruption,
 }
 
-/// Flags of the native engine that `engine.args` may hold; the others are set by the operator.
+/// Flags of an engine that the operator sets: `engine.args` may not hold them.
+pub const OPERATOR_ENGINE_FLAGS: [&str; 6] =
+    ["--listen", "--model-path", "--api-key", "--max-running-requests", "--drain-timeout-secs", "--lame-duck-secs"];
+
+/// Flags of the native engine that `engine.args` may hold; the others are [`OPERATOR_ENGINE_FLAGS`].
 pub const NATIVE_ENGINE_FLAGS: [&str; 12] = [
     "--weight-version",
     "--threads",

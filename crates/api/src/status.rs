@@ -141,8 +141,9 @@ pub struct AttemptStatus {
     /// When it was numbered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
-    /// When its children were last asked for. Creation always goes with a status write, so a decision from a stale object, whose
-    /// write is refused, cannot bring a superseded attempt back.
+    /// When its children were last asked for. Creation goes with a status write, which is refused for a stale
+    /// object, or follows a look at the API server itself that found this version of the object and no Job: a decision from a stale
+    /// object cannot bring a superseded attempt back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_time: Option<MicroTime>,
     /// When its Job was first seen free to run. Until then a queue holds it, and no deadline runs.

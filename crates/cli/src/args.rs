@@ -173,10 +173,54 @@ pub struct Crds {
 /// `thresh straw`
 #[derive(Debug, Subcommand)]
 pub enum Straw {
-    /// Describe packs and journal without reading payloads.
-    Inspect(StrawFolder),
+    /// Describe packs and journal without reading payloads, and whether the mount they lie on is safe.
+    Inspect(StrawInspect),
     /// Read every byte that was acknowledged, check its sums, and check that the journal keeps its rules.
     Verify(StrawFolder),
+    /// Tell who still needs which records: tasks, finished groups, batches, named owners.
+    Owners(StrawFolder),
+    /// Tell where the bytes are, what of them is needed, and what can be given back.
+    Du(StrawFolder),
+    /// Say what can be mended without a copy, and mend it with `--yes`. Nothing that could be needed is removed.
+    Repair(StrawRepair),
+    /// Show how it changes, a line a look.
+    Top(StrawTop),
+}
+
+/// `thresh straw inspect`
+#[derive(Debug, clap::Args)]
+pub struct StrawInspect {
+    /// Which store.
+    #[command(flatten)]
+    pub folder: StrawFolder,
+    /// Test the mount with a file of 8 KiB, which is removed again.
+    #[arg(long)]
+    pub self_test: bool,
+}
+
+/// `thresh straw repair`
+#[derive(Debug, clap::Args)]
+pub struct StrawRepair {
+    /// Which store.
+    #[command(flatten)]
+    pub folder: StrawFolder,
+    /// Do it. Without, it is only said.
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// `thresh straw top`
+#[derive(Debug, clap::Args)]
+pub struct StrawTop {
+    /// Which store.
+    #[command(flatten)]
+    pub folder: StrawFolder,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = interval)]
+    pub interval: f64,
+    /// Looks; until it is stopped by default.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
 }
 
 /// Which store.
@@ -207,6 +251,11 @@ pub struct HfExport {
     /// Folder with config.json and the tokenizer; by default that of the run.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected seconds".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("expected 0.1 to 3600 seconds".into()) }
 }
 
 fn volume(text: &str) -> Result<(String, PathBuf), String> {

@@ -103,7 +103,7 @@ pub fn progress(job: &RLJob, now: Timestamp) -> Vec<String> {
         lines.push(entry("engines", &format!("{} of {} ready{behind}", s.summary, s.name)));
     }
     if let Some(r) = &status.rollout {
-        let inflight = r.inflight.map_or(String::new(), |n| format!(", {n} groups in flight"));
+        let inflight = r.inflight.map_or(String::new(), |n| format!(", {} in flight", api::count(n, "group")));
         lines.push(entry("workers", &format!("{}/{} of {} ready{inflight}", r.ready, r.desired, r.name)));
     }
     lines
@@ -113,12 +113,16 @@ pub fn progress(job: &RLJob, now: Timestamp) -> Vec<String> {
 pub fn counters(job: &RLJob) -> Vec<String> {
     let Some(status) = &job.status else { return Vec::new() };
     let c = &status.counters;
-    let survived = job.spec.trainer.failure_policy.backoff_limit;
+    let limit = job.spec.trainer.failure_policy.backoff_limit;
     let mut words = vec![format!(
-        "{} failures ({} since the last new commit, {survived} are survived)",
-        c.failures, c.failures_since_progress
+        "{} ({} since the last new commit, limit {limit})",
+        api::count(c.failures, "failure"),
+        c.failures_since_progress
     )];
-    for (n, what) in [(c.disruptions, "disruptions"), (c.spec_restarts, "for edits"), (c.requested, "on request")] {
+    if c.disruptions > 0 {
+        words.push(api::count(c.disruptions, "disruption"));
+    }
+    for (n, what) in [(c.spec_restarts, "for edits"), (c.requested, "on request")] {
         if n > 0 {
             words.push(format!("{n} {what}"));
         }
@@ -182,7 +186,7 @@ mod tests {
             "look at   Restarting: 2 failures without a new commit\n",
             "conditions\n  TrainerReady False, BackingOff: 2 failures without a new commit\n",
             "commit    step 12; 3 so far",
-            "restarts  1 failures (0 since the last new commit, 6 are survived)",
+            "restarts  1 failure (0 since the last new commit, limit 6)",
             "ended     attempt 2 failed, pod 1 (sort5-t2-1) on node2, exit code 137, 10s ago\n          killed (SIGKILL)",
             "\n          | thread panicked",
         ] {

@@ -433,8 +433,7 @@ fn well(facts: &Facts<'_>, status: &RLJobStatus) -> Why {
     let progress = status.progress.clone().unwrap_or_default();
     let what = match &status.attempt {
         _ if cond::is_true(&status.conditions, cond::COMPLETE) => {
-            let attempts =
-                if status.attempts == 1 { "1 attempt".into() } else { format!("{} attempts", status.attempts) };
+            let attempts = api::count(status.attempts, "attempt");
             format!("nothing: the run is complete (step {}, {attempts})", progress.steps)
         }
         Some(attempt) => format!("nothing: it runs ({})", running(attempt, status, facts.now)),

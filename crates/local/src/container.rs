@@ -15,7 +15,6 @@ use tokio::{
 };
 
 use crate::{
-    last_words::last_words,
     pod,
     pod_log::{PodLog, ROTATE_BYTES, Tail},
     probe::{Check, Probe, Prober, Streak},
@@ -249,7 +248,8 @@ impl Life {
         drop(watched);
         self.status.ready = false;
         self.status.started = Some(false);
-        let message = reason.unwrap_or_else(|| last_words(&self.tail.lines(), exit == Exit::Signal(9)));
+        let message =
+            reason.unwrap_or_else(|| last_words::last_words(&self.tail.lines().join("\n"), exit == Exit::Signal(9)));
         let word = if exit == Exit::Code(0) { "Completed" } else { "Error" };
         let mut end = end_of(exit.code(), exit.signal(), word, &message);
         end.started_at = Some(started_at);

@@ -26,7 +26,6 @@ pub mod fault;
 pub mod folder;
 pub mod full_disk;
 pub mod hosts;
-pub mod last_words;
 pub mod leftovers;
 pub mod manifest_watch;
 pub mod mount;

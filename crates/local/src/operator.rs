@@ -317,7 +317,8 @@ impl Operator {
                     .collect();
                 let mut pods = pods(node, labels::RLJOB_UID, uid);
                 pods.retain(|pod| plan::pod_facts::role(pod) == "trainer");
-                self.listing = Some(Listing::of(&jobs, &pods));
+                // Nobody else writes here: what is looked at is current.
+                self.listing = Some(Listing::of(&jobs, &pods).at(object.meta().resource_version.clone()));
                 Ok(true)
             }
             // It goes with its run's folder, which is the user's.

@@ -71,9 +71,11 @@ pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, n
             _ if deleting && !failing => Outcome::Deleted,
             _ => Outcome::Failed,
         };
-        let said = t.message.as_deref().unwrap_or_default().trim();
+        // On a cluster the raw end of the log, on a laptop the line that was chosen from it.
+        let killed = t.signal == Some(9) || t.exit_code == 137;
+        let said = last_words::last_words(t.message.as_deref().unwrap_or_default(), killed);
         // A launcher that names the rank says it all.
-        end.message = match said {
+        end.message = match said.as_str() {
             "" => in_words(t.exit_code, t.signal),
             rank if rank.starts_with("rank ") => rank.to_owned(),
             other => format!("{}: {other}", in_words(t.exit_code, t.signal)),
@@ -201,6 +203,33 @@ pub fn by_preemption(outcome: Outcome, first: Option<&PodEnd>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The end of an attempt as its pod's message tells it.
+    fn told(exit_code: i32, message: &str) -> String {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "status": { "phase": "Failed", "containerStatuses": [{
+                "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": { "terminated": { "exitCode": exit_code, "reason": "Error", "message": message } },
+            }] },
+        }))
+        .unwrap();
+        evidence(&pod, &BTreeMap::new(), true, Timestamp::UNIX_EPOCH).unwrap().message
+    }
+
+    #[test]
+    fn the_end_of_a_log_is_told_as_the_line_that_says_why_and_so_is_that_line() {
+        let log = r#"Z","level":"INFO","message":"step 3"}
+{"timestamp":"2026-11-29T17:50:48Z","level":"ERROR","message":"rank 1 failed first: out of memory on cuda:0"}
+{"timestamp":"2026-11-29T17:50:49Z","level":"INFO","message":"bye"}
+"#;
+        assert_eq!(told(1, log), "rank 1 failed first: out of memory on cuda:0");
+        assert_eq!(told(1, &told(1, log)), told(1, log), "on a laptop the line was chosen before");
+        let panic = "loading\nthread 'main' panicked at src/x.rs:1:2:\nno such tile\nnote: run with";
+        assert_eq!(told(101, panic), "exit code 101: thread 'main' panicked at src/x.rs:1:2: no such tile");
+        let quiet = "{\"level\":\"INFO\",\"message\":\"step 3\"}\n{\"level\":\"INFO\",\"message\":\"step 4\"}";
+        assert_eq!(told(137, quiet), "killed (SIGKILL)", "it did not know");
+        assert_eq!(told(1, ""), "exit code 1");
+    }
 
     #[test]
     fn an_exit_code_is_told_in_words_a_person_knows() {

@@ -126,12 +126,12 @@ fn drain(
             let names: Vec<&str> = left.iter().map(|p| pod_facts::name(p)).collect();
             (cond::Truth::True, "TimedOut", format!("still there: {}", names.join(", ")))
         }
-        _ => (cond::Truth::False, "InFlight", format!("{} engines have not ended", left.len())),
+        _ => (cond::Truth::False, "InFlight", format!("engines that have not ended: {}", left.len())),
     };
     let generation = cluster.metadata.generation;
     cond::set(&mut s.conditions, cond::DRAINED, truth, reason, &message, generation, now);
     let answers = s.ready_replicas > 0;
-    let message = format!("{} engines answer, and end", s.ready_replicas);
+    let message = format!("engines that answer, and end: {}", s.ready_replicas);
     cond::set(&mut s.conditions, cond::AVAILABLE, answers.into(), "Draining", &message, generation, now);
     if truth == cond::Truth::True {
         plan.actions.push(Action::RemoveFinalizer(labels::SERVING_FINALIZER));

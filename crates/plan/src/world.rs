@@ -139,6 +139,8 @@ pub struct Listing {
     pub jobs: Vec<ListedJob>,
     /// Pods of attempts.
     pub pods: Vec<ListedPod>,
+    /// Version of the RLJob, asked for after the two lists; `None` where it was not asked for.
+    pub rljob_version: Option<String>,
 }
 
 /// A Job in a listing.
@@ -188,7 +190,18 @@ impl Listing {
                 ended: crate::pod_facts::ended(p),
             })
             .collect();
-        Self { jobs, pods }
+        Self { jobs, pods, rljob_version: None }
+    }
+
+    /// With the version that the RLJob was found to have after the lists were made.
+    #[must_use]
+    pub fn at(self, rljob_version: Option<String>) -> Self {
+        Self { rljob_version, ..self }
+    }
+
+    /// When the lists were made, nobody had written anything that this RLJob does not say.
+    pub fn is_of(&self, job: &api::RLJob) -> bool {
+        self.rljob_version.is_some() && self.rljob_version == job.metadata.resource_version
     }
 }
 

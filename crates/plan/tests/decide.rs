@@ -98,7 +98,10 @@ fn a_decision_from_a_stale_object_never_brings_a_superseded_attempt_back() {
     let mut world = sim.world();
     world.children.retain(|c| c.kind() != ChildKind::Job);
     world.pods.clear();
-    for listing in [None, Some(plan::Listing::default())] {
+    // The last is what a look at the API server itself finds: the object as it is now, which is not the one decided on.
+    let now = plan::Listing::default().at(sim.job.metadata.resource_version.clone());
+    assert!(now.is_of(&sim.job) && !now.is_of(&stale));
+    for listing in [None, Some(plan::Listing::default()), Some(now)] {
         world.listing = listing;
         let plan = plan::rljob::decide(&stale, &world, sim.now, &sim.settings);
         let creates = plan.actions.iter().any(|a| matches!(a, Action::Create(plan::Child::Job(_))));
@@ -107,6 +110,40 @@ fn a_decision_from_a_stale_object_never_brings_a_superseded_attempt_back() {
             "a creation must go with a status write, which is refused for a stale object"
         );
     }
+}
+
+#[test]
+fn an_operator_that_dies_after_every_write_still_makes_the_job() {
+    let mut sim = Sim::new();
+    for _ in 0..200 {
+        sim.life_of_one_write();
+        sim.settle();
+        sim.advance_ms(1_000);
+    }
+    assert_eq!(sim.created.iter().filter(|c| c.starts_with("Job")).count(), 1, "{:?}", sim.created);
+    let attempt = sim.status().attempt.clone().unwrap();
+    assert_eq!((attempt.id, attempt.job_uid.is_some()), (1, true));
+}
+
+#[test]
+fn a_job_that_an_earlier_life_asked_for_is_made_without_another_status_write_only_when_nobody_wrote_since() {
+    let mut sim = Sim::new();
+    sim.run();
+    let Some(attempt) = sim.job.status.as_mut().and_then(|s| s.attempt.as_mut()) else { panic!("no attempt") };
+    attempt.job_uid = None;
+    let mut world = sim.world();
+    world.children.retain(|c| c.kind() != ChildKind::Job);
+    world.pods.retain(|p| plan::pod_facts::role(p) != "trainer");
+    sim.advance_ms(60_000);
+    let mut created = |version: Option<String>| {
+        world.listing = Some(plan::Listing::default().at(version));
+        let plan = plan::rljob::decide(&sim.job, &world, sim.now, &sim.settings);
+        assert!(plan.actions.iter().any(|a| matches!(a, Action::Create(plan::Child::Job(_)))));
+        plan.status.and_then(|s| s.attempt).and_then(|a| a.created_time).is_some_and(|t| t.0 == sim.now)
+    };
+    assert!(created(None), "what was not asked is not known");
+    assert!(created(Some("of another".into())));
+    assert!(!created(sim.job.metadata.resource_version.clone()), "the status that is there is the one that allows it");
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //! # What it is not
 //!
 //! Not a server and not a client: it opens no socket, starts no thread, and reads no clock (`now` is an argument). It knows
-//! no JSON and nothing of training. It is no database: payloads are found by reference only.
+//! no JSON (but for the settings that JuiceFS shows, [`mount_probe`]) and nothing of training. It is no database: payloads are found by reference only.
 //!
 //! # Invariants
 //!
@@ -133,11 +133,14 @@ mod head;
 mod inspect;
 pub mod journal;
 pub mod limits;
+pub mod mount_probe;
+pub mod owners;
 mod pack;
 pub mod queue;
 mod real_fs;
 mod record;
 mod reference;
+pub mod repair;
 mod scan;
 mod sim_fs;
 mod store;

@@ -41,6 +41,16 @@ pub(crate) struct Slot {
     pub(crate) submission: String,
 }
 
+/// Where the next extent of `len` bytes begins in a pack whose extents end at `end`.
+///
+/// A long one begins at a page, and zeros fill the gap before it: a write that begins within a page costs a fifth more there
+/// (256 KiB on ext4: 0.8 of one write and one sync of the same bytes; from a page on: all of it).
+pub(crate) fn place(end: u64, len: u64) -> u64 {
+    const PAGE: u64 = 4 << 10;
+    const LONG: u64 = 64 << 10;
+    if len < LONG { end } else { end.checked_next_multiple_of(PAGE).unwrap_or(end) }
+}
+
 /// Name of a new pack.
 pub(crate) fn name(owner: &str, unique: u64) -> String {
     format!("{owner}-{unique:016x}")

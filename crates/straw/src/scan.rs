@@ -93,19 +93,29 @@ fn scan_sealed(
     deep: bool,
 ) -> Result<Scan> {
     let mut out = Scan { sealed: true, ..Scan::default() };
-    let mut used = 0;
     for slot in &footer.extents {
         match extent_at(name, file, slot.offset, deep)? {
             Ok(extent) if extent.submission == slot.submission => {
-                used += extent.len;
                 out.extents.push(extent);
             }
             Ok(_) => out.errors.push((slot.offset, "extent has another submission than the footer says".into())),
             Err(what) => out.errors.push((slot.offset, what)),
         }
     }
-    out.gap_bytes = (range.end - range.start).saturating_sub(used);
+    out.gap_bytes = (range.end - range.start).saturating_sub(used(range.start, &out.extents));
     Ok(out)
+}
+
+/// Bytes of extents, and of the padding before long ones.
+fn used(start: u64, extents: &[Extent]) -> u64 {
+    let mut end = start;
+    let mut used = 0;
+    for extent in extents {
+        let padding = if pack::place(end, extent.len) == extent.offset { extent.offset - end } else { 0 };
+        used += padding + extent.len;
+        end = extent.offset + extent.len;
+    }
+    used
 }
 
 fn walk(name: &str, file: &dyn File, start: u64, end: u64) -> Result<Scan> {
@@ -126,8 +136,7 @@ fn walk(name: &str, file: &dyn File, start: u64, end: u64) -> Result<Scan> {
             Err(_) => at += ALIGN,
         }
     }
-    let used: u64 = out.extents.iter().map(|e| e.len).sum();
-    out.gap_bytes = (end - start).saturating_sub(used);
+    out.gap_bytes = (end - start).saturating_sub(used(start, &out.extents));
     Ok(out)
 }
 

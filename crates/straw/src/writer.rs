@@ -185,12 +185,12 @@ impl OpenPack {
 
     fn reserve(&self, len: u64, target: u64) -> Option<u64> {
         let mut tail = self.tail();
-        let end = tail.next.checked_add(len)?;
+        let offset = pack::place(tail.next, len);
+        let end = offset.checked_add(len)?;
         let empty = tail.footer.extents.is_empty() && tail.in_flight.is_empty();
         if tail.failed.is_some() || (end > target && !empty) {
             return None;
         }
-        let offset = tail.next;
         tail.next = end;
         tail.in_flight.insert(offset);
         Some(offset)

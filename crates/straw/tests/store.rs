@@ -270,3 +270,30 @@ fn a_retired_pack_is_forgotten_so_that_its_submission_can_be_published_again() {
     assert_eq!(store.read(&again[0]).unwrap(), record(1, 2, 2));
     assert_eq!(store.packs().unwrap().len(), 1);
 }
+
+#[test]
+fn long_extents_begin_at_a_page_and_their_padding_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = store(dir.path()).writer("w").unwrap();
+    let (small, long) = (Record::new("small"), Record::new(vec![7u8; 100 << 10]));
+    let mut refs = Vec::new();
+    for i in 0..3 {
+        refs.extend(writer.publish(&format!("small-{i}"), std::slice::from_ref(&small)).unwrap());
+        refs.extend(writer.publish(&format!("long-{i}"), std::slice::from_ref(&long)).unwrap());
+    }
+    for sealed in [false, true] {
+        if sealed {
+            writer.seal();
+        }
+        let found = straw::verify(&*RealFs::new(), dir.path()).unwrap();
+        assert_eq!(
+            (found.errors.len(), found.packs[0].extents, found.packs[0].gap_bytes),
+            (0, 6, 0),
+            "sealed: {sealed}"
+        );
+        for (r, record) in refs.iter().zip([&small, &long].into_iter().cycle()) {
+            assert_eq!(&store(dir.path()).read(r).unwrap(), record);
+            assert!(r.len < 64 << 10 || r.offset % 4096 <= 1024, "its extent begins at a page: {r:?}");
+        }
+    }
+}

@@ -7,16 +7,21 @@
 //! | `kill` | SIGKILL to this rank at a point |
 //! | `stop` | SIGSTOP to this rank at a point: a zombie, until somebody continues it |
 //! | `error` | the point returns an error |
+//! | `away` | the first time, the point returns the error of a mount that has died, which is waited for |
 //! | `flip-weight` | rank 0 doubles one weight of a published folder after its digest was taken (`version` says which) |
 //! | `poison-gradient` | one gradient element becomes NaN before the optimizer update |
 //!
-//! The keys select: `point` (see [`Point`], needed by the first three), `rank` (default 0), `step` (of a train or save order:
+//! The keys select: `point` (see [`Point`], needed by the first four), `rank` (default 0), `step` (of a train or save order:
 //! RL step or warm-start update), `phase` (`warm` or `rl`: which of them), `seq`, `version`, `attempt` (default: the first, so that the successor of a killed attempt lives).
 //! `attempt=*` means every attempt. Unset, the whole module costs a look at an empty list.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use checkpoint::disk::DiskFile;
 use checkpoint::{Disk, RealDisk};
@@ -83,6 +88,7 @@ enum What {
     Kill,
     Stop,
     Error,
+    Away,
     FlipWeight,
     PoisonGradient,
 }
@@ -93,6 +99,7 @@ impl fmt::Display for What {
             Self::Kill => "kill",
             Self::Stop => "stop",
             Self::Error => "error",
+            Self::Away => "away",
             Self::FlipWeight => "flip-weight",
             Self::PoisonGradient => "poison-gradient",
         })
@@ -144,6 +151,8 @@ impl fmt::Display for Moment {
 pub struct Faults {
     mine: Vec<Fault>,
     moment: Moment,
+    /// The volume was away once.
+    was_away: Arc<AtomicBool>,
 }
 
 impl Faults {
@@ -176,7 +185,7 @@ impl Faults {
                 mine.push(fault);
             }
         }
-        Ok(Self { mine, moment: Moment::default() })
+        Ok(Self { mine, ..Self::default() })
     }
 
     /// Says what is being done from now on.
@@ -220,6 +229,8 @@ impl Faults {
                 What::Kill => rustix::process::Signal::KILL,
                 What::Stop => rustix::process::Signal::STOP,
                 What::Error => return Err(Error::Injected { point }),
+                What::Away if self.was_away.swap(true, Ordering::Relaxed) => continue,
+                What::Away => return Err(Error::io(point.to_string())(io::ErrorKind::NotConnected.into())),
                 What::FlipWeight | What::PoisonGradient => continue,
             };
             rustix::process::kill_process(rustix::process::getpid(), signal)
@@ -322,10 +333,11 @@ fn parse_one(text: &str) -> Result<Fault, String> {
         "kill" => What::Kill,
         "stop" => What::Stop,
         "error" => What::Error,
+        "away" => What::Away,
         "flip-weight" => What::FlipWeight,
         "poison-gradient" => What::PoisonGradient,
         other => {
-            return Err(format!("'{other}' is not one of kill, stop, error, flip-weight, poison-gradient"));
+            return Err(format!("'{other}' is not one of kill, stop, error, away, flip-weight, poison-gradient"));
         }
     };
     let mut fault =
@@ -350,7 +362,7 @@ fn parse_one(text: &str) -> Result<Fault, String> {
             other => return Err(format!("'{other}' is not one of point, rank, step, phase, seq, version, attempt")),
         }
     }
-    let strikes = matches!(what, What::Kill | What::Stop | What::Error);
+    let strikes = matches!(what, What::Kill | What::Stop | What::Error | What::Away);
     if strikes != fault.point.is_some() {
         return Err(if strikes { "it needs point=..." } else { "it has its own point" }.to_owned());
     }

@@ -231,7 +231,7 @@ impl Trainer {
         Ok(checkpoint::publish(&disk, &to, &self.groups, &*self.backend, self.model.params())?)
     }
 
-    fn remove(&self, folder: &Path) -> Result<(), Error> {
+    pub(crate) fn remove(&self, folder: &Path) -> Result<(), Error> {
         self.on_rank_0(|| remove_folder(folder))
     }
 

@@ -56,6 +56,9 @@ impl Trainer {
         config.optimizer.validate()?;
         config.warm_optimizer.iter().try_for_each(OptimizerConfig::validate)?;
         let model_dir = root.join(&config.model_dir);
+        if let Some(refusal) = straw::mount_probe::probe(&volume.run_dir).ok().and_then(|report| report.refusal()) {
+            return Err(Error::Config(format!("the run's volume is not safe: {refusal}")));
+        }
         let store = Store::open(RealFs::new(), volume.run_dir.join("packs"))?;
         let model = build_model(&backend, &groups, &model_dir, config.recompute)?;
         let grads = model.new_grads()?;
@@ -110,9 +113,11 @@ impl Trainer {
     pub(crate) fn obey(&mut self, order: &Order) -> Result<Report, Error> {
         match order {
             Order::Train(order) => Ok(Report::Trained(Box::new(self.learn(order)?))),
-            Order::Save { step, folder, .. } => self.on_volume("writing tiles", |trainer| trainer.save(*step, folder)),
+            Order::Save { step, folder, .. } => {
+                self.writes_folder("writing tiles", folder, |trainer| trainer.save(*step, folder))
+            }
             Order::Publish { folder, score, .. } => {
-                self.on_volume("writing weights", |trainer| trainer.publish(folder, score.as_ref()))
+                self.writes_folder("writing weights", folder, |trainer| trainer.publish(folder, score.as_ref()))
             }
             Order::BeginRl => self.begin_rl(),
             Order::Export { folder } => self.on_volume("writing the final model", |trainer| trainer.export(folder)),
@@ -124,6 +129,23 @@ impl Trainer {
     /// See [`Volume::takes`].
     fn on_volume<T>(&mut self, what: &str, mut act: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         self.volume.clone().takes(what, || act(self))
+    }
+
+    /// The same for a folder that is written once. A try may have given it its name before it failed: nobody was told of it,
+    /// and what a dying volume kept of it is not known, so the next try begins anew.
+    fn writes_folder<T>(
+        &mut self,
+        what: &str,
+        folder: &str,
+        mut act: impl FnMut(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut again = false;
+        self.on_volume(what, |trainer| {
+            if std::mem::replace(&mut again, true) {
+                trainer.remove(&trainer.volume.run_dir.join(folder))?;
+            }
+            act(trainer)
+        })
     }
 
     /// Tells the fault hooks what is being done.

@@ -82,6 +82,24 @@ fn a_failure_in_the_middle_of_a_folder_leaves_nothing_under_its_name() {
 }
 
 #[test]
+fn a_folder_that_had_its_name_when_the_volume_died_is_written_again() {
+    for (point, order) in [("tiles-written", save(3, "tiles/3")), ("weights-written", publish(1, "weights/v1"))] {
+        let volume = Volume::new();
+        let attempt = Attempt { faults: format!("away:rank=0,point={point}"), ..Attempt::new(&volume, 2, 2) };
+        let reports = attempt.play(RANDOM, config(), vec![order]);
+        assert_eq!(reports.len(), 2, "{point}: the order and the end");
+        // What is there is whole: another attempt begins with it.
+        let folder = volume.run_dir().join(if point == "tiles-written" { "tiles/3" } else { "weights/v1" });
+        match &reports[0] {
+            Report::Weights { weights_digest, .. } => {
+                assert_eq!(&checkpoint::hf::folder_digest(&folder).unwrap(), weights_digest);
+            }
+            _ => assert!(folder.join("index.json").is_file()),
+        }
+    }
+}
+
+#[test]
 fn an_attempt_that_is_fenced_ends_as_superseded() {
     let volume = Volume::new();
     let conductor = conduct(RANDOM, config(), 1, vec![]);

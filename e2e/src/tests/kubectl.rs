@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::Command};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use api::{AttemptStatus, RLJob};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
@@ -16,6 +16,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
+    columns,
     harness::Test,
     operator::folder,
     run,
@@ -173,8 +174,13 @@ async fn waits_for_its_claim(stage: &Stage, viewer: &Viewer) -> anyhow::Result<(
 async fn runs_well(stage: &Stage, viewer: &Viewer, job: &RLJob) -> anyhow::Result<()> {
     columns_tell_the_truth(stage, viewer).await?;
     let attempt = run::ready_attempt(job).context("an attempt")?;
-    let why = viewer.shown(&["why", "runs"])?;
-    ensure!(why.starts_with("nothing: it runs (step "), "{why}");
+    // It begins with fewer engines than it has asked for.
+    stage
+        .until("the run to wait for nothing", 30, async || {
+            Ok(viewer.thresh(&["why", "runs"])?.starts_with("nothing: it runs (step ").then_some(()))
+        })
+        .await?;
+    viewer.shown(&["why", "runs"])?;
     let json: Value = serde_json::from_str(&viewer.thresh(&["why", "runs", "-o", "json"])?)?;
     ensure!(json["phase"] == "Running" && json.get("owner").is_none(), "{json}");
     let status = viewer.shown(&["status", "runs"])?;
@@ -224,9 +230,7 @@ async fn columns_tell_the_truth(stage: &Stage, viewer: &Viewer) -> anyhow::Resul
             if before.resource_version() != after.resource_version() {
                 return Ok(None);
             }
-            let mut lines = text.lines();
-            let heads: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
-            let cells: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+            let columns = columns::of(&text)?;
             let status = after.status.clone().unwrap_or_default();
             let progress = status.progress.clone().unwrap_or_default();
             let attempt: AttemptStatus = status.attempt.clone().unwrap_or_default();
@@ -245,10 +249,9 @@ async fn columns_tell_the_truth(stage: &Stage, viewer: &Viewer) -> anyhow::Resul
                 ("DP", attempt.parallelism.dp.to_string()),
             ];
             for (head, value) in expected {
-                let at = heads.iter().position(|h| *h == head).with_context(|| format!("no column {head}:\n{text}"))?;
-                if cells.get(at) != Some(&value.as_str()) {
-                    bail!("{head} is {:?}, the status says {value}:\n{text}", cells.get(at));
-                }
+                let (_, cell) =
+                    columns.iter().find(|(h, _)| h == head).with_context(|| format!("no column {head}:\n{text}"))?;
+                ensure!(*cell == value, "{head} is {cell:?}, the status says {value:?}:\n{text}");
             }
             Ok(Some(()))
         })
@@ -264,7 +267,7 @@ async fn backs_off(stage: &Stage, viewer: &Viewer) -> anyhow::Result<()> {
     let why = stage
         .until("the run to back off", 120, async || {
             let text = viewer.thresh(&["why", "runs"])?;
-            Ok((text.contains("failures without a new commit") && text.contains("at most until")).then_some(text))
+            Ok((text.contains("without a new commit") && text.contains("at most until")).then_some(text))
         })
         .await?;
     viewer.shown(&["why", "runs"])?;
@@ -285,7 +288,7 @@ async fn backs_off(stage: &Stage, viewer: &Viewer) -> anyhow::Result<()> {
         format!("ended     attempt {} failed, pod ", last.id),
         format!(" on {}, exit code {code}, ", last.node_name.clone().unwrap_or_default()),
         "TrainerReady False, BackingOff: ".to_owned(),
-        format!("restarts  {} failures", job.status.as_ref().map_or(0, |s| s.counters.failures)),
+        format!("restarts  {} failure", job.status.as_ref().map_or(0, |s| s.counters.failures)),
         "AttemptEnded".to_owned(),
     ] {
         ensure!(status.contains(&part), "{part:?} is not in\n{status}");

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use api::{Outcome, RLJob, conditions as cond};
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
 use kube::{
     Api, ResourceExt,
-    api::{EvictParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams},
 };
 use plan::pod_facts;
 use serde_json::json;
@@ -18,9 +18,10 @@ use crate::{
     conductor,
     harness::Test,
     load::{Load, ask, token},
+    model,
     node::{self, Lost},
     place, record, run,
-    stage::Stage,
+    stage::{CLAIM, Stage},
     test,
 };
 
@@ -31,6 +32,7 @@ pub fn tests() -> Vec<Test> {
         test!(what_lives_on_on_a_lost_node_writes_nothing_that_counts, OperatorAlone, 2, 420),
         test!(a_trainer_killed_while_it_publishes_leaves_engines_serving_and_versions_rising, Operator, 1, 240),
         test!(a_node_that_joins_works_until_it_is_cordoned_and_what_it_held_is_done_once, OperatorAlone, 2, 240),
+        test!(a_drained_node_gives_up_what_it_holds_and_nobody_who_asks_notices, OperatorAlone, 2, 360),
         test!(a_volume_that_dies_is_waited_for_and_the_run_goes_on_when_it_is_back, OperatorAlone, 1, 240),
     ]
 }
@@ -533,37 +535,77 @@ async fn a_volume_that_dies_is_waited_for_and_the_run_goes_on_when_it_is_back(st
     record::line("volume_killed", &figures)
 }
 
-/// Not in the list yet: the budget comes with the work on serving.
-#[expect(dead_code, reason = "engines have no PodDisruptionBudget yet")]
-async fn a_drain_keeps_the_budget_of_engines_and_does_not_hang_on_a_crashed_one(stage: &Stage) -> anyhow::Result<()> {
-    let job = run::manifest("drained", |job| place::put(job, &[("engine", place::rather_apart("engine"))]))?;
+/// `kubectl drain` of our pods on a node; they go within so many seconds.
+async fn drain(node: &str, seconds: u64) -> anyhow::Result<()> {
+    let timeout = format!("--timeout={seconds}s");
+    let drain =
+        ["drain", node, "--pod-selector=thresh.dev/role", "--delete-emptydir-data", "--ignore-daemonsets", &timeout];
+    kubectl(&drain).await
+}
+
+async fn kubectl(arguments: &[&str]) -> anyhow::Result<()> {
+    let output = tokio::process::Command::new("kubectl").args(arguments).output().await.context("run kubectl")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "kubectl {}: {}", arguments.join(" "), said.trim());
+    Ok(())
+}
+
+async fn a_drained_node_gives_up_what_it_holds_and_nobody_who_asks_notices(stage: &Stage) -> anyhow::Result<()> {
+    let result = drained(stage).await;
+    kubectl(&["uncordon", OTHER]).await?;
+    result
+}
+
+async fn drained(stage: &Stage) -> anyhow::Result<()> {
+    // Engines that start with weights answer at once, whoever has published what since.
+    model::bring()?;
+    let job = run::manifest("drained", |job| {
+        job["spec"]["model"]["source"] = json!(format!("pvc://{CLAIM}/{}", model::FOLDER));
+        job["spec"]["model"]["init"] = json!({ "kind": "Pretrained" });
+        let apart = |role| (role, place::rather_apart(role));
+        place::put(job, &[apart("engine"), apart("trainer")]);
+    })?;
     run::start(stage, &job, 2).await?;
-    let pods: Api<Pod> = stage.api();
-    let evict = async |pod: &Pod| pods.evict(&pod.name_any(), &EvictParams::default()).await;
-    let (here, there) = (pod_on(stage, "engine", NODE).await?, pod_on(stage, "engine", OTHER).await?);
-    evict(&there).await.context("the first engine")?;
-    match evict(&here).await {
-        Err(kube::Error::Api(refused)) if refused.code == 429 => {}
-        other => anyhow::bail!("the last engine that answers was given up: {other:?}"),
-    }
-    gone(stage, &there, 60).await?;
-    let back = stage
-        .until("both engines to answer", 90, async || {
-            let engines = stage.pods("engine").await?;
-            let back = engines.iter().find(|p| p.name_any() == there.name_any()).cloned();
-            Ok(back.filter(|_| engines.iter().filter(|p| pod_facts::ready(p)).count() == 2))
-        })
-        .await?;
-    // It answers nobody any more; whoever drains its node must not wait for it.
-    node::signal(&back, "thresh-rollout", "STOP")?;
+    let before = committed(stage, "drained").await?;
+    let first = run::ready_attempt(&before).context("an attempt")?;
+    let kept = pod_on(stage, "engine", NODE).await?;
+    pod_on(stage, "engine", OTHER).await?;
+    let serving = before.serving_name();
+    let service: Service = stage.api().get(&serving).await?;
+    let address = service.spec.and_then(|s| s.cluster_ip).context("the engines' address")?;
+    let load = Load::start(stage, &serving, format!("{address}:{}", plan::build::ENGINE_PORT), 2, 8).await?;
+    drain(OTHER, 90).await?;
+    let after = run::attempt_after(stage, "drained", first, 90).await?;
+    let both = async || {
+        stage
+            .until("both engines to answer", 90, async || {
+                let engines = stage.pods("engine").await?;
+                Ok((engines.iter().filter(|p| pod_facts::ready(p)).count() == 2).then_some(engines))
+            })
+            .await
+    };
+    let engines = both().await?;
+    load.stop().await.flawless(50)?;
+    ensure!(engines.iter().any(|p| p.uid() == kept.uid()), "the engine that nobody drained was replaced");
+    ensure!(engines.iter().all(|p| pod_facts::node(p) == Some(NODE)), "an engine is on a node that was drained");
+    let status = after.status.clone().unwrap_or_default();
+    ensure!((status.counters.failures, status.attempts) == (0, first + 1), "{:?}", status.last_attempt);
+
+    // Back, with an engine that is stuck there: whoever drains its node does not wait for it for ever.
+    kubectl(&["uncordon", OTHER]).await?;
+    let moved = engines.iter().find(|p| p.uid() != kept.uid()).context("the engine that moved")?;
+    stage.api::<Pod>().delete(&moved.name_any(), &DeleteParams::default()).await?;
+    gone(stage, moved, 60).await?;
+    both().await?;
+    let stuck = pod_on(stage, "engine", OTHER).await?;
+    node::signal(&stuck, "thresh-rollout", "STOP")?;
     stage
-        .until("the crash to be seen", 60, async || {
-            let pod = pods.get(&back.name_any()).await?;
-            Ok((!pod_facts::ready(&pod)).then_some(()))
+        .until("the engine to be seen not to answer", 60, async || {
+            let pods: Api<Pod> = stage.api();
+            Ok(pods.get_opt(&stuck.name_any()).await?.is_none_or(|p| !pod_facts::ready(&p)).then_some(()))
         })
         .await?;
-    let evicted = evict(&back).await;
-    node::signal(&back, "thresh-rollout", "KILL")?;
-    evicted.context("a crashed engine")?;
-    gone(stage, &back, 60).await
+    drain(OTHER, 120).await.context("a node with an engine that is stuck")?;
+    let step = run::step(&stage.rljob("drained").await?);
+    run::steps_from(stage, "drained", step, 2).await.map(drop)
 }

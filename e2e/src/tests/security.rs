@@ -294,8 +294,7 @@ async fn the_operators_account_can_neither_list_secrets_nor_enter_pods(stage: &S
     if bindings.items.is_empty() {
         return Err(Skip("the operator runs as a process of the test's, with no account of its own".into()).into());
     }
-    let account =
-        format!("system:serviceaccount:{}:{}", operator::NAMESPACE, format!("{}-operator", operator::RELEASE));
+    let account = format!("system:serviceaccount:{}:{}", operator::NAMESPACE, operator::DEPLOYMENT);
     let worker = format!("system:serviceaccount:{}:default", stage.namespace);
     let may = async |user: &str, verb: &str, group: &str, resource: &str, namespace: Option<&str>| {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));

@@ -63,11 +63,16 @@ async fn under_way_with(stage: &Stage, name: &str, per_node: u32) -> anyhow::Res
         job["spec"]["trainer"]["accelerator"]["perNode"] = json!(per_node);
         job["spec"]["trainer"]["parallelism"] = json!({"tp": 1, "dp": 2 * per_node});
     })?;
-    run::start(stage, &job, 3).await?;
+    committed(stage, &job).await
+}
+
+/// The same of a run that a test has made as it wants it.
+async fn committed(stage: &Stage, job: &RLJob) -> anyhow::Result<RLJob> {
+    run::start(stage, job, 3).await?;
     // From here on something is there to go back to.
     stage
         .until("a commit", 60, async || {
-            let job = stage.rljob(name).await?;
+            let job = stage.rljob(&job.name_any()).await?;
             let commits = job.status.as_ref().and_then(|s| s.progress.as_ref()).map_or(0, |p| p.commits);
             Ok((commits > 0 && run::ready_attempt(&job).is_some()).then_some(job))
         })
@@ -212,14 +217,10 @@ async fn an_evicted_rank_is_one_new_attempt_that_counts_as_a_disruption(stage: &
 }
 
 async fn a_rank_over_its_memory_limit_is_one_new_attempt_that_counts(stage: &Stage) -> anyhow::Result<()> {
-    let before = run::start(
-        stage,
-        &run::manifest("memory", |job| {
-            job["spec"]["trainer"]["resources"] = json!({"limits": {"memory": "400Mi"}});
-        })?,
-        2,
-    )
-    .await?;
+    let job = run::manifest("memory", |job| {
+        job["spec"]["trainer"]["resources"] = json!({"limits": {"memory": "400Mi"}});
+    })?;
+    let before = committed(stage, &job).await?;
     let first = run::ready_attempt(&before).context("an attempt")?;
     let ranks = stage.pods("trainer").await?;
     let victim = ranks.iter().find(|p| pod_facts::index(p) == Some(1)).context("rank 1")?;

@@ -112,6 +112,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         runtime,
         snapshot_bytes: options.snapshot_bytes,
         reigned: false,
+        mount_told: false,
     };
     // The brain has a thread of its own: it waits for the disk.
     let (send, ended) = tokio::sync::oneshot::channel();

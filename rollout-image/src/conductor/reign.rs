@@ -53,6 +53,8 @@ pub struct Throne {
     pub snapshot_bytes: u64,
     /// This process has held the journal.
     pub reigned: bool,
+    /// What is to be said of the volume's mount was said.
+    pub mount_told: bool,
 }
 
 /// How a reign ended.
@@ -92,6 +94,21 @@ impl Throne {
         }
     }
 
+    /// Refuses a mount that can lose what was acknowledged. A folder that cannot be looked at is met again by the claim.
+    fn check_mount(&mut self) -> anyhow::Result<()> {
+        let Ok(report) = straw::mount_probe::probe(self.setup.run_dir.path()) else { return Ok(()) };
+        if let Some(refusal) = report.refusal() {
+            bail!("the run's volume is not safe: {refusal}");
+        }
+        if !self.mount_told {
+            self.mount_told = true;
+            for warning in report.warnings {
+                tracing::warn!(fix = warning.fix, "{}", warning.what);
+            }
+        }
+        Ok(())
+    }
+
     /// Claims the journal, waiting for a volume that is full or away.
     fn claim(&mut self) -> anyhow::Result<(Journal, Recovered)> {
         let folder = self.setup.run_dir.journal();
@@ -109,6 +126,7 @@ impl Throne {
                 std::thread::sleep(STORAGE_PAUSE);
                 continue;
             }
+            self.check_mount()?;
             let claimed = straw::journal::owner(&*fs, &folder).and_then(|owner| match owner {
                 Some((epoch, other)) if other != self.setup.pod_uid && self.was_replaced()? => Ok(Err((epoch, other))),
                 _ => Journal::claim(fs, &folder, &self.setup.pod_uid).map(Ok),
@@ -204,6 +222,8 @@ struct Reign<'a> {
     shown: Option<Progress>,
     /// When this epoch was last seen to be the highest.
     confirmed: Instant,
+    /// The last question could not be asked.
+    unsure: bool,
     /// When the run's folder was last looked for.
     volume_seen: Instant,
     stopping: bool,
@@ -250,6 +270,7 @@ impl<'a> Reign<'a> {
             backlog: VecDeque::new(),
             shown: None,
             confirmed: Instant::now(),
+            unsure: false,
             volume_seen: Instant::now(),
             stopping: false,
         };
@@ -330,8 +351,18 @@ impl<'a> Reign<'a> {
             match self.journal.confirm() {
                 Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
                 // What cannot be asked now is asked again; acting is no worse than it was a moment ago.
-                Err(error) => tracing::warn!(%error, "the journal's owner cannot be confirmed"),
-                Ok(()) => self.confirmed = Instant::now(),
+                Err(error) => {
+                    // Told once, however often it is asked meanwhile.
+                    if !std::mem::replace(&mut self.unsure, true) {
+                        tracing::warn!(%error, "the journal's owner cannot be confirmed");
+                    }
+                }
+                Ok(()) => {
+                    self.confirmed = Instant::now();
+                    if std::mem::take(&mut self.unsure) {
+                        tracing::info!("the journal's owner is confirmed again");
+                    }
+                }
             }
         }
         if let Err(error) = self.steps.append(&step_records) {

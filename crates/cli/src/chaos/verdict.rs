@@ -39,6 +39,10 @@ impl Verdict {
     /// The last line.
     pub fn line(&self, kills: usize) -> String {
         let Report { lost, doubled, steps_committed, .. } = self.rules;
-        format!("chaos: {kills} kills, {lost} lost, {doubled} doubled, {steps_committed} steps")
+        format!(
+            "chaos: {}, {lost} lost, {doubled} doubled, {}",
+            api::count(kills, "kill"),
+            api::count(steps_committed, "step")
+        )
     }
 }

@@ -168,6 +168,11 @@ pub(crate) fn template(parts: PodParts, user: Option<&PodTemplate>) -> PodTempla
     if let Some(user) = user.and_then(|u| crate::validate::pod_template::decode(u).ok()) {
         rendered.merge_from(user);
     }
+    let spec = rendered.spec.get_or_insert_default();
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        // How it ended is told with why, also after its pod and its log are gone.
+        container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
+    }
     // Ours win where a selector depends on them.
     rendered.metadata.get_or_insert_default().labels.get_or_insert_default().extend(parts.labels);
     rendered

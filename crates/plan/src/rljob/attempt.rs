@@ -363,7 +363,15 @@ impl Pass<'_> {
                 self.actions.push(Action::ConfirmGone);
                 self.poll();
             }
-            Some(l) if a.job_uid.is_none() && !l.jobs.iter().any(|j| j.attempt == a.id) => self.create(),
+            Some(l) if a.job_uid.is_none() && !l.jobs.iter().any(|j| j.attempt == a.id) => {
+                if a.created_time.is_some() && l.is_of(self.job) {
+                    // An operator before us wrote that and came no further. Were it written again each time, one that dies
+                    // after every write would never come to the Job.
+                    self.create_children(&a);
+                } else {
+                    self.create();
+                }
+            }
             Some(_) => self.poll(),
         }
     }
@@ -374,8 +382,12 @@ impl Pass<'_> {
         let Some(a) = &mut self.s.attempt else { return };
         a.created_time = Some(now);
         let a = a.clone();
+        self.create_children(&a);
+    }
+
+    fn create_children(&mut self, a: &AttemptStatus) {
         let frozen = self.s.frozen.clone().unwrap_or_default();
-        for child in build::attempt_objects(self.job, &a, &frozen, self.settings) {
+        for child in build::attempt_objects(self.job, a, &frozen, self.settings) {
             self.actions.push(Action::Create(child));
         }
         self.poll();
@@ -447,7 +459,8 @@ impl Pass<'_> {
             FailureAction::FailJob => self.finish(cond::FAILED, "FailJobRule", message),
             FailureAction::RestartTrainer if failures > policy.backoff_limit => {
                 let said = format!(
-                    "{failures} failures without a new commit, {} are survived; the last: {message}",
+                    "{} without a new commit, backoffLimit is {}; the last: {message}",
+                    api::count(failures, "failure"),
                     policy.backoff_limit
                 );
                 self.finish(cond::FAILED, "BackoffLimitExceeded", &said);

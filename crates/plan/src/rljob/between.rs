@@ -36,8 +36,8 @@ impl Pass<'_> {
             self.s.next_retry_time = None;
             return true;
         }
-        let n = self.s.counters.failures_since_progress;
-        self.wait("BackingOff", format!("{n} failures without a new commit; the next attempt begins at {}", t.0));
+        let failures = api::count(self.s.counters.failures_since_progress, "failure");
+        self.wait("BackingOff", format!("{failures} without a new commit; the next attempt begins at {}", t.0));
         self.at(t.0);
         false
     }

@@ -161,7 +161,12 @@ impl Pass<'_> {
                 let (reason, message) = self.why_queued();
                 self.set(cond::TRAINER_READY, false, reason, format!("attempt {id}: {message}"));
             } else if ranks.ready >= ranks.desired && ranks.desired > 0 {
-                self.set(cond::TRAINER_READY, true, "AllRanksReady", format!("attempt {id}: {} ranks", ranks.desired));
+                self.set(
+                    cond::TRAINER_READY,
+                    true,
+                    "AllRanksReady",
+                    format!("attempt {id}: {}", api::count(ranks.desired, "rank")),
+                );
             } else {
                 let why = self.why_not_ready();
                 let reason = if why.contains("ImagePull") || why.contains("ErrImage") {

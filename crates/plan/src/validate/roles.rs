@@ -1,7 +1,8 @@
 //! Rules of ServingClusters, RolloutPools, and the templates of both.
 
 use api::{
-    Accelerator, Engine, EngineKind, NATIVE_ENGINE_FLAGS, Placement, Problem, RolloutPool, ServingCluster, Worker,
+    Accelerator, Engine, EngineKind, NATIVE_ENGINE_FLAGS, OPERATOR_ENGINE_FLAGS, Placement, Problem, RolloutPool,
+    ServingCluster, Worker,
 };
 
 use super::{Checks, pod_template};
@@ -20,16 +21,8 @@ pub(super) fn engine(e: &Engine, accelerator: &Accelerator, spec: &str, c: &mut 
     );
     for (i, arg) in e.args.iter().enumerate() {
         let flag = arg.split('=').next().unwrap_or_default();
-        let ours = [
-            "--listen",
-            "--model-path",
-            "--api-key",
-            "--max-running-requests",
-            "--drain-timeout-secs",
-            "--lame-duck-secs",
-        ];
         c.rule(
-            !ours.contains(&flag),
+            !OPERATOR_ENGINE_FLAGS.contains(&flag),
             &format!("{spec}engine.args[{i}]"),
             "arguments the operator sets are not allowed",
             format!("{flag} is set by the operator"),
@@ -38,7 +31,7 @@ pub(super) fn engine(e: &Engine, accelerator: &Accelerator, spec: &str, c: &mut 
         // Not for the schema to know: the operator and its own engine are of one version.
         if e.kind == EngineKind::Native
             && flag.starts_with("--")
-            && !ours.contains(&flag)
+            && !OPERATOR_ENGINE_FLAGS.contains(&flag)
             && !NATIVE_ENGINE_FLAGS.contains(&flag)
         {
             let fix = match api::manifest::nearest(flag, NATIVE_ENGINE_FLAGS) {

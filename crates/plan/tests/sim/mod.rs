@@ -120,6 +120,7 @@ pub struct Sim {
     /// Milliseconds that passed, by a clock that nobody sets.
     pub mono: i64,
     uids: u64,
+    versions: u64,
     rank_clock: i64,
 }
 
@@ -178,6 +179,7 @@ impl Sim {
             past_stamp: 0,
             mono: 0,
             uids: 0,
+            versions: 0,
             rank_clock: 0,
         }
     }
@@ -220,14 +222,22 @@ impl Sim {
             |j: &RLJob| (j.spec.serving.clone(), j.spec.rollout.clone(), j.spec.suspend, j.spec.suspend_policy.clone());
         let before = templates(&self.job);
         f(&mut self.job);
+        self.written();
         // A suspension may put engines to sleep, so it counts.
         self.template_edits += u64::from(before != templates(&self.job));
         self.stamp += 1;
         *self.job.metadata.generation.as_mut().unwrap() += 1;
     }
 
+    /// The API server gives the RLJob a new version.
+    fn written(&mut self) {
+        self.versions += 1;
+        self.job.metadata.resource_version = Some(self.versions.to_string());
+    }
+
     pub fn delete(&mut self) {
         self.job.metadata.deletion_timestamp = Some(Time(self.now));
+        self.written();
         self.stamp += 1;
     }
 
@@ -343,6 +353,31 @@ impl Sim {
         }
     }
 
+    /// A life of the operator that ends with the first thing it writes.
+    pub fn life_of_one_write(&mut self) {
+        for _ in 0..8 {
+            self.remember();
+            let world = self.world();
+            let plan = (self.decide)(&self.job, &world, self.now, &self.settings);
+            if plan.status.is_some() {
+                self.carry_out(plan, 0, true);
+                break;
+            }
+            let before = self.stamp;
+            for action in plan.actions {
+                self.execute(action);
+                if self.stamp != before {
+                    break;
+                }
+            }
+            if self.stamp != before || self.listing.is_none() {
+                break;
+            }
+        }
+        // What it had listed dies with it.
+        self.listing = None;
+    }
+
     /// Caches of a later look may still show this.
     fn remember(&mut self) {
         if self.past_stamp == self.stamp {
@@ -409,6 +444,7 @@ impl Sim {
             }
             // Through JSON, as the API server would keep it.
             self.job.status = Some(serde_json::from_str(&serde_json::to_string(&status).unwrap()).unwrap());
+            self.written();
         }
         self.last_actions.clone_from(&plan.actions);
         for action in plan.actions.into_iter().take(actions) {
@@ -540,7 +576,7 @@ impl Sim {
                     })
                     .collect();
                 let pods: Vec<Pod> = self.pods.iter().filter(|p| pod_facts::role(p) == "trainer").cloned().collect();
-                self.listing = Some(Listing::of(&jobs, &pods));
+                self.listing = Some(Listing::of(&jobs, &pods).at(self.job.metadata.resource_version.clone()));
             }
             Action::DeleteSelf { uid } => {
                 if self.job.metadata.uid.as_ref() == Some(&uid) && self.job.metadata.deletion_timestamp.is_none() {
@@ -549,6 +585,7 @@ impl Sim {
             }
             Action::AddFinalizer(f) => {
                 self.stamp += 1;
+                self.written();
                 let list = self.job.metadata.finalizers.get_or_insert_default();
                 if !list.iter().any(|x| x == f) {
                     list.push(f.into());
@@ -556,6 +593,7 @@ impl Sim {
             }
             Action::RemoveFinalizer(f) => {
                 self.stamp += 1;
+                self.written();
                 let alive = |p: &&Pod| !pod_facts::ended(p) && !self.on_lost_node(p);
                 let left: Vec<String> = self
                     .children

@@ -1,0 +1,167 @@
+//! `thresh straw` on real folders.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use straw::queue::{BatchId, NewTask, Op, Position, TaskId};
+use straw::{Journal, Queue, RealFs, Record, Store};
+
+fn thresh(args: &[&str], folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_thresh")).arg("straw").args(args).arg(folder).output().unwrap()
+}
+
+fn told(args: &[&str], folder: &Path) -> (i32, String) {
+    let out = thresh(args, folder);
+    (out.status.code().unwrap(), String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap())
+}
+
+fn json(args: &[&str], folder: &Path) -> serde_json::Value {
+    let args: Vec<&str> = args.iter().copied().chain(["-o", "json"]).collect();
+    serde_json::from_slice(&thresh(&args, folder).stdout).unwrap()
+}
+
+/// A store of straw's own queue: of three finished tasks one is in a batch, one waits for one, one was let go and its pack
+/// retired.
+struct Pool {
+    folder: tempfile::TempDir,
+    journal: Journal,
+    queue: Queue,
+}
+
+impl Pool {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(RealFs::new(), folder.path().join("packs")).unwrap();
+        let (journal, found) = Journal::claim(RealFs::new(), folder.path().join("journal"), "owner-0").unwrap();
+        let mut queue = Queue::new();
+        queue.begin_epoch(found.epoch);
+        let mut pool = Self { folder, journal, queue };
+        let task = |id| NewTask { id: TaskId(id), input: Vec::new(), attempts_max: 3 };
+        pool.commit(&Op::Submit { tasks: (0..4).map(task).collect() });
+        let mut packs = Vec::new();
+        for id in 0..3 {
+            let writer = store.writer("worker-0").unwrap();
+            let result = writer.publish(&format!("group-{id}"), &[Record::new(vec![7; 5000])]).unwrap();
+            writer.seal();
+            packs.push(result[0].pack.clone());
+            pool.commit(&Op::Complete { task: TaskId(id), submission: format!("s{id}"), result, attempt: None });
+        }
+        pool.commit(&Op::PlanBatch { batch: BatchId(0), positions: vec![Position(0)] });
+        let cause = straw::queue::DropCause::Filtered;
+        pool.commit(&Op::DropAccepted { positions: vec![Position(2)], cause, reason: "alike".into() });
+        pool.commit(&Op::Retire { packs: vec![packs[2].clone()] });
+        pool
+    }
+
+    fn commit(&mut self, op: &Op) {
+        self.journal.append(&[postcard::to_stdvec(op).unwrap()]).unwrap();
+        self.queue.apply(op).unwrap();
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn files(&self, of: &str) -> Vec<PathBuf> {
+        let mut files: Vec<_> = fs::read_dir(self.path().join(of)).unwrap().flatten().map(|e| e.path()).collect();
+        files.sort();
+        files
+    }
+}
+
+#[test]
+fn a_folder_without_a_store_is_one_clear_error_for_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("notes.txt"), "x").unwrap();
+    for args in [&["inspect"][..], &["verify"], &["owners"], &["du"], &["repair"], &["top", "--count", "1"]] {
+        for (path, said) in [
+            (folder.path().to_owned(), "there is no store here"),
+            (folder.path().join("missing"), "no such folder"),
+            (folder.path().join("notes.txt"), "it is a file"),
+        ] {
+            let (code, text) = told(args, &path);
+            assert!(code == 1 && text.contains(said) && text.matches("\n  fix: ").count() == 1, "{args:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_store_that_is_still_empty_is_sound_and_said_to_be_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("packs")).unwrap();
+    let (code, text) = told(&["inspect"], folder.path());
+    assert!(code == 0 && text.starts_with("empty ") && text.ends_with("sound\n"), "{text}");
+}
+
+#[test]
+fn inspect_tells_the_mount_and_its_self_test_leaves_nothing() {
+    let pool = Pool::new();
+    let before = pool.files(".");
+    let (code, text) = told(&["inspect", "--self-test"], pool.path());
+    assert!(code == 0 && text.contains("\nmount    ") && text.contains("seen by a file opened anew"), "{text}");
+    assert_eq!(pool.files("."), before);
+    let found = json(&["inspect"], pool.path());
+    assert_eq!(found["mount"]["refusals"], serde_json::json!([]));
+    assert!(found["mount"]["mount"]["kind"].is_string(), "{found}");
+}
+
+#[test]
+fn owners_and_du_tell_who_needs_what_while_the_owner_lives() {
+    let pool = Pool::new();
+    let (code, text) = told(&["owners"], pool.path());
+    assert_eq!(code, 0);
+    insta::assert_snapshot!("owners", text);
+    let owners = json(&["owners"], pool.path());
+    assert_eq!((&owners["owners"][0]["need"], &owners["owners"][1]["need"]), (&"group".into(), &"batch".into()));
+    let usage = json(&["du"], pool.path());
+    let writer = &usage["writers"]["worker-0"];
+    assert_eq!((&writer["packs"], &writer["open"]), (&3.into(), &0.into()));
+    let third = fs::metadata(&pool.files("packs")[0]).unwrap().len();
+    assert_eq!(writer["free"], third);
+    let (code, text) = told(&["du"], pool.path());
+    assert!(code == 0 && text.contains("can be given back") && text.ends_with("in all\n"), "{text}");
+}
+
+#[test]
+fn top_shows_as_many_looks_as_asked_for() {
+    let pool = Pool::new();
+    let (code, text) = told(&["top", "--count", "2", "--interval", "0.1"], pool.path());
+    assert_eq!((code, text.lines().count()), (0, 2));
+    assert!(text.contains("tasks 1 unfinished, 1 finished in no batch  batches 1") && text.contains("/s)"), "{text}");
+}
+
+#[test]
+fn repair_says_first_and_then_does_and_removes_only_what_the_journal_gave_up() {
+    let pool = Pool::new();
+    let before = pool.files("packs");
+    let (code, said) = told(&["repair"], pool.path());
+    assert!(code == 0 && said.contains("would remove ") && said.contains("say --yes to do it"), "{said}");
+    assert_eq!(pool.files("packs"), before, "nothing was changed");
+    let (code, did) = told(&["repair", "--yes"], pool.path());
+    assert!(code == 0 && did.contains("removed ") && did.ends_with("done\n"), "{did}");
+    assert_eq!(pool.files("packs").len(), 2);
+    assert_eq!(told(&["repair"], pool.path()), (0, "nothing to mend\n".to_owned()));
+    for r in pool.queue.live_refs() {
+        Store::open(RealFs::new(), pool.path().join("packs")).unwrap().read(r).unwrap();
+    }
+}
+
+#[test]
+fn repair_names_damage_that_only_a_copy_can_mend_and_leaves_it() {
+    let pool = Pool::new();
+    let segment = pool.files("journal").into_iter().find(|path| path.extension().is_some_and(|e| e == "log")).unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[140] ^= 1;
+    fs::write(&segment, &bytes).unwrap();
+    let before = pool.files("packs");
+    let (code, text) = told(&["repair", "--yes"], pool.path());
+    assert!(
+        code == 1 && text.contains("cannot be mended: journal/seg-") && text.contains("\n  fix: restore"),
+        "{text}"
+    );
+    assert_eq!((pool.files("packs"), fs::read(&segment).unwrap()), (before, bytes));
+    let (code, text) = told(&["owners"], pool.path());
+    assert!(code == 1 && text.contains("corrupt"), "{text}");
+}
