@@ -59,6 +59,11 @@ impl Line {
         self
     }
 
+    /// A number among the facts.
+    fn fact(&self, name: &str) -> Option<f64> {
+        self.more.get(name).and_then(Value::as_f64)
+    }
+
     /// Adds a share of the peak.
     pub fn of_peak(mut self, share: f64) -> Self {
         self.of_peak = Some(share);
@@ -106,6 +111,15 @@ fn row(line: &Line) -> String {
     if let (Some(peer), Some(ratio)) = (&line.peer, line.ratio) {
         let theirs = line.peer_value.map(number).unwrap_or_default();
         row += &format!("   {}x of {peer} ({theirs})", number(ratio));
+    }
+    if let (Some(ratio), Some(beside)) = (line.fact("ratio_peer"), line.more.get("beside").and_then(Value::as_str)) {
+        row += &format!("   {}x of {beside}", number(ratio));
+    }
+    if let Some(files) = line.fact("files") {
+        row += &format!("   {files} files");
+    }
+    if let Some(bytes) = line.fact("write_amplification") {
+        row += &format!("   {bytes:.3} bytes written for one");
     }
     if let Some(share) = line.of_peak {
         row += &format!("   {:.0}% of peak", 100.0 * share);

@@ -34,7 +34,7 @@ pub fn owners(args: &StrawFolder) -> Result<u8> {
 /// A line for each holder; what many tasks hold is one line.
 fn human(found: &[Holder]) -> Vec<String> {
     let mut lines = Vec::new();
-    for (need, what) in [(Need::Task, "begun tasks"), (Need::Group, "finished groups")] {
+    for (need, what) in [(Need::Task, "begun task"), (Need::Group, "finished group")] {
         let all: Vec<&Holder> = found.iter().filter(|holder| holder.need == need).collect();
         let mut packs = BTreeMap::new();
         for (pack, bytes) in all.iter().flat_map(|holder| &holder.packs) {
@@ -42,7 +42,7 @@ fn human(found: &[Holder]) -> Vec<String> {
         }
         if !all.is_empty() {
             let records = all.iter().map(|holder| holder.records).sum();
-            lines.push(line(&format!("{} {what}", all.len()), records, packs.values().sum(), packs.len()));
+            lines.push(line(&counted(all.len() as u64, what), records, packs.values().sum(), packs.len()));
         }
     }
     for holder in found {
