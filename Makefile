@@ -49,7 +49,6 @@ STRAW_PEER ?= straw-queue==0.1.6
 bench-straw: target/bench/build target/bench/straw-peer
 	bench/juicefs.sh target/release/thresh-bench straw
 
-
 bench-core: target/bench/build target/bench/torch
 	target/release/thresh-bench core
 

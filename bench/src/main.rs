@@ -17,6 +17,7 @@ mod line;
 mod machine;
 mod page;
 mod peak;
+mod process;
 mod rollout;
 mod rounds;
 mod straw;

@@ -12,7 +12,6 @@ use anyhow::Result;
 
 use crate::line::{Line, Lines};
 use crate::{Options, machine, peak};
-use torch::Torch;
 
 /// Threads of a case.
 const THREADS: [usize; 2] = [1, 2];
@@ -20,7 +19,7 @@ const THREADS: [usize; 2] = [1, 2];
 /// Measures everything that computes.
 pub fn run(options: &Options) -> Result<()> {
     let mut lines = Lines::begin(&options.out, "core")?;
-    let mut torch = Torch::start(&options.out)?;
+    let mut torch = torch::start(&options.out)?;
     let mut bursts: Vec<f64> = (0..2 * options.rounds).map(|_| peak::burst()).collect();
     bursts.sort_by(f64::total_cmp);
     // Neighbours can only slow a burst down.

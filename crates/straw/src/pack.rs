@@ -43,8 +43,9 @@ pub(crate) struct Slot {
 
 /// Where the next extent of `len` bytes begins in a pack whose extents end at `end`.
 ///
-/// A long one begins at a page, and zeros fill the gap before it: a write that begins within a page costs a fifth more there
-/// (256 KiB on ext4: 0.8 of one write and one sync of the same bytes; from a page on: all of it).
+/// A long one begins at a page, and zeros fill the gap before it: a write that begins within a page costs more there
+/// (`publish_256k` of `make bench-straw` on ext4, old and new by turns under load: 0.63 to 0.81 of one write and one sync of the
+/// same bytes, from a page on 1.00 to 1.09; a later run gave 0.82 with it).
 pub(crate) fn place(end: u64, len: u64) -> u64 {
     const PAGE: u64 = 4 << 10;
     const LONG: u64 = 64 << 10;

@@ -9,7 +9,7 @@ use serde_json::json;
 use straw::{Inspection, owners::live_bytes};
 
 use super::journaled::queue_of;
-use super::pool::{counted, journal_of, look, pool_of, size};
+use super::pool::{journal_of, look, pool_of, size};
 use crate::{
     args::{Output, StrawFolder},
     display::say,
@@ -117,7 +117,7 @@ fn human(usage: &Usage) -> Vec<String> {
             (Some(live), Some(free)) => format!("  {} needed  {} can be given back", size(live), size(free)),
             _ => String::new(),
         };
-        lines.push(format!("{:>9}  packs of {writer}  {}{open}{needed}", size(of.bytes), counted(of.packs, "pack")));
+        lines.push(format!("{:>9}  packs of {writer}  {}{open}{needed}", size(of.bytes), api::count(of.packs, "pack")));
     }
     if usage.journal_bytes > 0 {
         let free = match usage.journal_free {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use straw::Inspection;
 use straw::mount_probe::{Finding, MountReport, Seen, probe, self_test};
 
-use super::pool::{counted, look, pool_of};
+use super::pool::{look, pool_of};
 use crate::{
     FAILED,
     args::{Output, StrawFolder, StrawInspect},
@@ -111,21 +111,21 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
             pack.bytes,
             if pack.sealed { ", sealed" } else { "" },
             if pack.extents == 1 { "1 publish".to_owned() } else { format!("{} publishes", pack.extents) },
-            counted(pack.records, "record"),
+            api::count(pack.records, "record"),
             pack.record_bytes,
-            counted(pack.gap_bytes, "byte"),
+            api::count(pack.gap_bytes, "byte"),
         ));
     }
     if let Some(journal) = &found.journal {
         say(&format!(
             "journal  epoch {}  {}  {}  last transaction {}  {}{}  {}",
             journal.epoch,
-            counted(journal.claims.len() as u64, "claim"),
-            counted(journal.segments.len() as u64, "segment"),
+            api::count(journal.claims.len(), "claim"),
+            api::count(journal.segments.len(), "segment"),
             journal.last,
-            counted(journal.records, "record"),
+            api::count(journal.records, "record"),
             if journal.snapshot.is_some() { " after the snapshot" } else { ", no snapshot yet" },
-            counted(journal.torn_bytes, "torn byte"),
+            api::count(journal.torn_bytes, "torn byte"),
         ));
         if let Some(snapshot) = &journal.snapshot {
             say(&format!("snapshot {}  up to transaction {}  {} bytes", snapshot.file, snapshot.last, snapshot.bytes));
@@ -149,9 +149,9 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
     if let Some(Soundness { named, rules: Some(_), .. }) = verified {
         say(&format!(
             "named    {}, {} and {} that the journal names were read and are whole",
-            counted(named.records, "record"),
-            counted(named.commits, "commit"),
-            counted(named.weights, "folder") + " of weights",
+            api::count(named.records, "record"),
+            api::count(named.commits, "commit"),
+            api::count(named.weights, "folder") + " of weights",
         ));
     }
     match verified {

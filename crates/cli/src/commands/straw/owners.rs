@@ -7,7 +7,7 @@ use serde_json::json;
 use straw::owners::{Holder, Need, holders};
 
 use super::journaled::queue_of;
-use super::pool::{counted, journal_of, pool_of, size};
+use super::pool::{journal_of, pool_of, size};
 use crate::{
     args::{Output, StrawFolder},
     display::say,
@@ -42,7 +42,7 @@ fn human(found: &[Holder]) -> Vec<String> {
         }
         if !all.is_empty() {
             let records = all.iter().map(|holder| holder.records).sum();
-            lines.push(line(&counted(all.len() as u64, what), records, packs.values().sum(), packs.len()));
+            lines.push(line(&api::count(all.len(), what), records, packs.values().sum(), packs.len()));
         }
     }
     for holder in found {
@@ -60,7 +60,7 @@ fn human(found: &[Holder]) -> Vec<String> {
 }
 
 fn line(name: &str, records: u64, bytes: u64, packs: usize) -> String {
-    format!("{name:<24}  {}  {} in {}", counted(records, "record"), size(bytes), counted(packs as u64, "pack"))
+    format!("{name:<24}  {}  {} in {}", api::count(records, "record"), size(bytes), api::count(packs, "pack"))
 }
 
 #[cfg(test)]

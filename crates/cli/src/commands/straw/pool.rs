@@ -62,11 +62,6 @@ pub fn look(pool: &Path) -> Result<Inspection> {
     straw::inspect(&*RealFs::new(), pool).with_context(|| pool.display().to_string())
 }
 
-/// `1 claim`, `2 claims`.
-pub fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 /// Bytes for people: `512 B`, `1.5 KiB`, `20 MiB`.
 pub fn size(bytes: u64) -> String {
     let mut value = bytes as f64;

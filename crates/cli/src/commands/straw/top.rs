@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::journaled::queue_of;
-use super::pool::{counted, journal_of, look, pool_of, size};
+use super::pool::{journal_of, look, pool_of, size};
 use crate::{
     args::{Output, StrawTop},
     display::say,
@@ -109,7 +109,7 @@ fn line(time: &str, now: &Look, past: Option<(f64, &Look)>) -> String {
         );
     }
     if now.damage > 0 {
-        line += &format!("  {}: look with `thresh straw verify`", counted(now.damage as u64, "damaged place"));
+        line += &format!("  {}: look with `thresh straw verify`", api::count(now.damage, "damaged place"));
     }
     line
 }
