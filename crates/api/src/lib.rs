@@ -32,6 +32,7 @@ mod pod;
 mod policy;
 mod pool;
 mod problem;
+mod resume;
 mod rljob;
 mod sampling;
 mod scheduling;
@@ -55,6 +56,7 @@ pub use pool::{
     RolloutSource, Worker,
 };
 pub use problem::{Problem, render};
+pub use resume::ResumeFrom;
 pub use rljob::{Mode, RLJob, RLJobSpec, StalenessPolicy};
 pub use sampling::{Batch, DynamicFilter, Sampling};
 pub use scheduling::{Gang, Scheduling, Topology, TopologyMode};

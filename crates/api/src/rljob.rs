@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Algorithm, Batch, Checkpoint, ConductorRole, Data, DeletionPolicy, Eval, Model, Optimizer, RLJobStatus, Restart,
-    Reward, RolloutSource, Sampling, Scheduling, ServingSource, Storage, SuspendPolicy, Trainer, WarmStart, defaults,
+    ResumeFrom, Reward, RolloutSource, Sampling, Scheduling, ServingSource, Storage, SuspendPolicy, Trainer, WarmStart,
+    defaults,
 };
 
 /// One run of reinforcement learning.
@@ -44,6 +45,9 @@ use crate::{
 #[x_kube(validation = Rule::new("self.model == oldSelf.model").message("model is immutable: a new model is a new run").field_path(".model"))]
 #[x_kube(validation = Rule::new("self.storage == oldSelf.storage").message("storage is immutable").field_path(".storage"))]
 #[x_kube(validation = Rule::new("has(self.warmStart) == has(oldSelf.warmStart) && (!has(self.warmStart) || self.warmStart == oldSelf.warmStart)").message("warmStart is immutable").field_path(".warmStart"))]
+#[x_kube(validation = Rule::new("has(self.resumeFrom) == has(oldSelf.resumeFrom) && (!has(self.resumeFrom) || self.resumeFrom == oldSelf.resumeFrom)").message("resumeFrom is immutable: a run begins once").field_path(".resumeFrom"))]
+#[x_kube(validation = Rule::new("!has(self.resumeFrom) || !has(self.warmStart)").message("warmStart and resumeFrom exclude each other").field_path(".resumeFrom"))]
+#[x_kube(validation = Rule::new("!has(self.resumeFrom) || !has(self.resumeFrom.step) || self.resumeFrom.step < self.totalSteps").message("totalSteps must be above resumeFrom.step").field_path(".totalSteps"))]
 #[x_kube(validation = Rule::new("self.data == oldSelf.data").message("data is immutable: other data is a new run").field_path(".data"))]
 #[x_kube(validation = Rule::new("self.sampling == oldSelf.sampling").message("sampling is immutable: other sampling is a new run").field_path(".sampling"))]
 #[x_kube(validation = Rule::new("self.mode == oldSelf.mode").message("mode is immutable").field_path(".mode"))]
@@ -78,6 +82,9 @@ pub struct RLJobSpec {
     /// Supervised training before step 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_start: Option<WarmStart>,
+    /// Begin with the weights, the optimizer and the step of another run's commit instead of `model.init`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_from: Option<ResumeFrom>,
     /// The prompts.
     pub data: Data,
     /// How responses are drawn.

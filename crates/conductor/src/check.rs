@@ -34,6 +34,7 @@ pub struct Audit {
     trainer_epoch: u64,
     attempt: u64,
     trainer: Option<Attempt>,
+    began: Position,
     boundary: Position,
     commits: u64,
     committed_steps: Settled,
@@ -76,7 +77,7 @@ pub struct Report {
     pub groups_open: u64,
     /// Batches of RL steps.
     pub batches: u64,
-    /// RL steps on the way to the last commit.
+    /// RL steps of this run on the way to the last commit.
     pub steps_committed: u64,
     /// Times a step was learnt, replays included.
     pub steps_trained: u64,
@@ -130,7 +131,7 @@ impl Audit {
     pub fn observe(&mut self, record: &Record) {
         self.records += 1;
         match record {
-            Record::Opened { conductor_epoch, config, .. } => {
+            Record::Opened { conductor_epoch, config, resumed, .. } => {
                 self.demand(*conductor_epoch > self.conductor_epoch, || {
                     format!("conductor epoch {conductor_epoch} does not rise")
                 });
@@ -140,8 +141,18 @@ impl Audit {
                 });
                 if let Some(config) = config {
                     self.warm = config.frozen.warm.is_some();
-                    self.boundary = Position { rl: !self.warm, ..Position::default() };
+                    self.began = Position { rl: !self.warm, ..Position::default() };
+                    if let Some(resumed) = resumed {
+                        self.began = Position::of(&resumed.commit);
+                        self.batches = resumed.commit.step;
+                        resumed.groups.iter().for_each(|group| self.draw(group.group_index));
+                    }
+                    self.boundary = self.began;
                 }
+                let fits = resumed.is_none() || (config.is_some() && self.began.rl);
+                self.demand(fits, || {
+                    "a run begins with another's commit, and before the end of its warm start".to_owned()
+                });
             }
             Record::Refilled { groups, .. } => groups.iter().for_each(|group| self.draw(group.group_index)),
             Record::Completed { task, summary, .. } => {
@@ -251,7 +262,7 @@ impl Audit {
         });
         let at = match start {
             Start::Commit(commit) => Position::of(commit),
-            _ => Position { rl: !self.warm, ..Position::default() },
+            _ => self.began,
         };
         self.demand(at == boundary, || format!("trainer epoch {epoch} begins at {at}, the boundary is {boundary}"));
         self.trainer_epoch = epoch;
@@ -369,9 +380,10 @@ impl Audit {
     /// All in numbers.
     #[must_use]
     pub fn report(&self) -> Report {
-        // Committed steps are a prefix of all steps, each with a batch; and in a run that is over nothing is left open.
+        // Committed steps are a prefix of all steps of this run, each with a batch; and in a run that is over nothing is left open.
         let committed = self.committed_steps.len();
-        let missing = (0..self.boundary.step).filter(|step| !self.committed_steps.contains(*step)).count() as u64;
+        let missing =
+            (self.began.step..self.boundary.step).filter(|step| !self.committed_steps.contains(*step)).count() as u64;
         let open = self.drawn.len().saturating_sub(self.batched.len() + self.dropped.len());
         let lost = missing + if self.finished { open } else { 0 };
         Report {

@@ -3,8 +3,8 @@
 use control::wire::{EngineAddress, Refusal, RefusalKind};
 
 use crate::{
-    Command, Error, Event, Record, Reply, ReplyId, RunConfig, Source, State, Step, Unreached, config::first_difference,
-    memory::Memory,
+    Command, Error, Event, Record, Reply, ReplyId, Resumed, RunConfig, Source, State, Step, Unreached,
+    config::first_difference, memory::Memory,
 };
 
 /// A lease lasts this long from its grant or its last renewal. Workers renew at a third of it.
@@ -35,15 +35,16 @@ pub struct Conductor {
 
 impl Conductor {
     /// Takes a run over: `state` is what the journal adds up to, `epoch` the journal's new epoch, `config` the run as its
-    /// manifest says it is now.
+    /// manifest says it is now. `resumed` is what became of its `resumeFrom`, and nothing once the run has begun.
     ///
     /// # Errors
     /// [`Error::Changed`] names a field that may not change in the life of a run.
     pub fn open(
-        mut state: State,
+        state: State,
         epoch: u64,
         pod: &str,
         config: RunConfig,
+        resumed: Option<Result<Resumed, String>>,
         now_ms: u64,
     ) -> Result<(Self, Step), Error> {
         if let Some(run) = &state.run
@@ -51,12 +52,16 @@ impl Conductor {
         {
             return Err(Error::Changed { field, before, after });
         }
-        state.queue.begin_epoch(epoch);
         let frozen = &config.frozen;
         let source = Source::new(frozen.shuffle_seed, frozen.data.rows);
         let warm_rows = frozen.warm.as_ref().map_or(0, |warm| warm.data.rows);
         let warm_source = Source::new(frozen.shuffle_seed ^ WARM_STREAM, warm_rows);
         let first = state.run.is_none();
+        let (resumed, refused) = match resumed {
+            Some(Ok(resumed)) => (Some(Box::new(resumed)), None),
+            Some(Err(reason)) => (None, Some(reason)),
+            None => (None, None),
+        };
         let mut conductor = Self { state, memory: Memory::new(source, warm_source), epoch };
         let mut out = Step::default();
         let opened = Record::Opened {
@@ -64,8 +69,13 @@ impl Conductor {
             pod: pod.to_owned(),
             time_ms: now_ms,
             config: first.then(|| Box::new(config.clone())),
+            resumed,
         };
         conductor.emit(&mut out, opened)?;
+        conductor.state.queue.begin_epoch(epoch);
+        if let Some(reason) = refused {
+            conductor.emit(&mut out, Record::Failed { reason, time_ms: now_ms })?;
+        }
         conductor.take_manifest(&mut out, config)?;
         out.commands.push(Command::ListFolders);
         conductor.advance(now_ms, &mut out)?;

@@ -7,7 +7,7 @@ use control::wire::{RewardConfig, Sampling, Start, TrainConfig};
 use rl::{GroupAdvantage, KlConfig, LossConfig, OptimizerConfig, TisConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, resumed::Wanted};
 
 /// A data set as the run began with it. Rows and digest are frozen: a cursor means nothing over other rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +59,10 @@ pub struct Frozen {
     pub model: String,
     /// Folder of the run, relative to the volume's root.
     pub run_dir: String,
-    /// Where the very first attempt begins.
+    /// Where the very first attempt begins, unless it is with another run's commit.
     pub init: Start,
+    /// Another run's commit to begin with.
+    pub resume_from: Option<Wanted>,
     /// Training prompts.
     pub data: DataFile,
     /// Held-out prompts.
@@ -214,6 +216,7 @@ impl RunConfig {
             model: found.model,
             run_dir: found.run_dir,
             init,
+            resume_from: spec.resume_from.as_ref().map(|from| Wanted { run: from.run.clone(), step: from.step }),
             data,
             held_out,
             shuffle_seed: spec.data.shuffle_seed,

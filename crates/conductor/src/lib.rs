@@ -37,6 +37,7 @@ mod order;
 mod position;
 mod progress;
 mod record;
+pub mod resumed;
 mod source;
 mod state;
 mod trainer;
@@ -54,6 +55,7 @@ pub use mix::sample_seed;
 pub use order::{OrderKind, epoch_of, tiles_folder};
 pub use position::Position;
 pub use record::{DropReason, EvalFor, Record};
+pub use resumed::Resumed;
 pub use source::{Cursor, Drawn, Source, order};
 pub use state::{
     ATTEMPTS_MAX, Applied, Batch, CheckpointAsked, Commit, EVAL_TASKS, Eval, EvalResult, Publishing, Run, SettingsHeld,

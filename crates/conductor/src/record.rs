@@ -7,7 +7,7 @@ use straw::{
     queue::{AttemptId, DropCause},
 };
 
-use crate::{AttemptConfig, Converted, Cursor, Drawn, Error, Live, Position, RunConfig, order::OrderKind};
+use crate::{AttemptConfig, Converted, Cursor, Drawn, Error, Live, Position, Resumed, RunConfig, order::OrderKind};
 
 /// Why a group left the run untrained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -67,6 +67,8 @@ pub enum Record {
         time_ms: u64,
         /// Present in the first record of a run and nowhere else.
         config: Option<Box<RunConfig>>,
+        /// In the first record of a run that begins with another's commit.
+        resumed: Option<Box<Resumed>>,
     },
     /// Settings of the operator.
     Settings {

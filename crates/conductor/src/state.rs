@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use straw::queue::{self, BatchId, DropCause, NewTask, Op, Queue, TaskId};
 
 use crate::{
-    AttemptConfig, Converted, Cursor, Drawn, Error, EvalFor, Live, Position, Record, RunConfig, microbatch,
+    AttemptConfig, Converted, Cursor, Drawn, Error, EvalFor, Live, Position, Record, Resumed, RunConfig, microbatch,
     order::{OrderKind, epoch_of},
+    resumed,
 };
 
 /// Task numbers from here on are evaluation tasks; below are groups of the training data, numbered by `group_index`.
@@ -139,6 +140,8 @@ pub struct Commit {
     pub conductor_epoch: u64,
     /// Where the source stood.
     pub cursor: Cursor,
+    /// What was drawn before the cursor and is in no step before the commit's.
+    pub unlearnt: Vec<Drawn>,
 }
 
 /// An evaluation under way.
@@ -316,7 +319,7 @@ impl State {
         let name = record.name();
         let bad = |what: String| Error::Inconsistent { record: name, what };
         match record {
-            Record::Opened { conductor_epoch, pod, time_ms, config } => {
+            Record::Opened { conductor_epoch, pod, time_ms, config, resumed } => {
                 if *conductor_epoch <= self.conductor_epoch {
                     return Err(bad(format!("epoch {conductor_epoch} after {}", self.conductor_epoch)));
                 }
@@ -337,7 +340,10 @@ impl State {
                         };
                         self.run = Some(Run { config: (**config).clone(), settings, began_ms: *time_ms });
                         self.next_eval_task = EVAL_TASKS;
-                        self.event(*time_ms, "the run began".to_owned());
+                        match resumed {
+                            Some(resumed) => self.resume(name, resumed, *time_ms)?,
+                            None => self.event(*time_ms, "the run began".to_owned()),
+                        }
                     }
                     (None, Some(_)) => self.event(*time_ms, format!("conductor epoch {conductor_epoch} took over")),
                     (Some(_), Some(_)) => return Err(bad("the run began twice".to_owned())),
@@ -530,6 +536,7 @@ impl State {
                     trainer_epoch: *trainer_epoch,
                     conductor_epoch: *conductor_epoch,
                     cursor: *cursor,
+                    unlearnt: self.unlearnt(position.step),
                 });
                 self.commits_total += 1;
                 let keep = self.run_ref(name)?.settings.live.checkpoint_keep.max(1);
@@ -640,6 +647,24 @@ impl State {
         Ok(applied)
     }
 
+    /// The first boundary is another run's commit.
+    fn resume(&mut self, name: &'static str, resumed: &Resumed, time_ms: u64) -> Result<(), Error> {
+        let Resumed { run, commit, cursor, groups } = resumed;
+        self.queue = Queue::beginning_at(BatchId(commit.step));
+        self.submit(name, groups)?;
+        self.cursor = *cursor;
+        self.trained = commit.step;
+        self.commits.push_back(Commit {
+            commit: commit.clone(),
+            trainer_epoch: resumed::COPIED_EPOCH,
+            conductor_epoch: self.conductor_epoch,
+            cursor: *cursor,
+            unlearnt: groups.clone(),
+        });
+        self.event(time_ms, format!("the run began with the commit of run {run} at step {}", commit.step));
+        Ok(())
+    }
+
     fn reported(&mut self, epoch: u64, seq: u64, report: &Report, time_ms: u64) -> Result<Option<StepRecord>, Error> {
         let bad = |what: String| Error::Inconsistent { record: "Reported", what };
         let order = self.done("Reported", epoch, seq)?;
@@ -747,7 +772,7 @@ impl State {
         }
     }
 
-    /// Where the very first attempt begins.
+    /// Where the very first attempt of a run without another's commit begins.
     #[must_use]
     pub fn initial_position(&self) -> Position {
         let warm = self.run.as_ref().is_some_and(|run| run.config.frozen.warm.is_some());
@@ -862,7 +887,8 @@ impl State {
     /// # Errors
     /// [`Error::JournalLost`] names one of them.
     pub fn check_volume(&self, folders: &[String]) -> Result<(), Error> {
-        match folders.first() {
+        // What was copied from another run for a beginning that did not come about is not of this one's making.
+        match folders.iter().find(|folder| epoch_of(folder) != Some(resumed::COPIED_EPOCH)) {
             Some(folder) if self.run.is_none() => Err(Error::JournalLost { folder: folder.clone() }),
             _ => Ok(()),
         }
@@ -944,6 +970,15 @@ impl State {
             .filter(|(id, _)| id.0 < EVAL_TASKS)
             .map(|(id, input)| Drawn { group_index: id.0, row: row_of(input) })
             .collect();
+        all.sort_unstable_by_key(|drawn| drawn.group_index);
+        all
+    }
+
+    /// Groups that are in no step below `step`, and the rows they were drawn from.
+    fn unlearnt(&self, step: u64) -> Vec<Drawn> {
+        let later = self.queue.accepted().filter(|(_, accepted)| accepted.batch.is_some_and(|batch| batch.0 >= step));
+        let later = later.map(|(_, accepted)| Drawn { group_index: accepted.task.0, row: row_of(&accepted.input) });
+        let mut all: Vec<Drawn> = later.chain(self.queued()).collect();
         all.sort_unstable_by_key(|drawn| drawn.group_index);
         all
     }

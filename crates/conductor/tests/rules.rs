@@ -550,7 +550,7 @@ fn a_field_that_may_not_change_is_refused_by_name_and_nothing_changes() {
     world.hush();
     let mut other = world.config.clone();
     other.frozen.sampling.temperature = 0.5;
-    let refused = Conductor::open(world.state().clone(), 99, "pod", other.clone(), world.now).err();
+    let refused = Conductor::open(world.state().clone(), 99, "pod", other.clone(), None, world.now).err();
     assert!(matches!(&refused, Some(Error::Changed { field, .. }) if field == "sampling.temperature"), "{refused:?}");
     let before = world.journal.len();
     let answer = settings(&mut world, 5, |asked| asked.config = Ok(Box::new(other)));
@@ -621,7 +621,7 @@ fn a_pod_that_another_took_over_from_is_remembered_so_that_it_never_comes_back()
     let replaced = |state: &conductor::State| state.replaced_pods.iter().cloned().collect::<Vec<_>>();
     let mut state = world.state().clone();
     let mut follow = |epoch, pod: &str| {
-        let (conductor, _) = Conductor::open(state.clone(), epoch, pod, world.config.clone(), world.now).unwrap();
+        let (conductor, _) = Conductor::open(state.clone(), epoch, pod, world.config.clone(), None, world.now).unwrap();
         state = conductor.state().clone();
         replaced(&state)
     };

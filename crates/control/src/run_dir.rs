@@ -43,12 +43,21 @@ impl RunDir {
         self.0.join("steps.jsonl")
     }
 
+    /// The weights that the RL phase of a run with a warm start began with, one folder named for their digest.
+    #[must_use]
+    pub fn references(&self) -> PathBuf {
+        self.0.join(REFERENCES)
+    }
+
     /// Where the final Hugging Face checkpoint is written.
     #[must_use]
     pub fn export(&self) -> PathBuf {
         self.0.join("export")
     }
 }
+
+/// Name of [`RunDir::references`].
+pub const REFERENCES: &str = "reference";
 
 /// Name of the tiles folder of a commit, relative to the run's folder. The epoch keeps a zombie out of its successor's.
 #[must_use]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use checkpoint::{ExportTypes, FILE_BYTES_MAX, Fingerprint, Position, PublishTo, Rng, hf};
+use control::run_dir::REFERENCES;
 use control::wire::{CommitRef, Phase, Report, ScoreSet};
 use models::Model;
 use serde::{Deserialize, Serialize};
@@ -170,7 +171,7 @@ impl Trainer {
         let folder = reference_folder(&self.volume.run_dir, &digest);
         let fresh = beside(&folder, &format!("e{}", self.trainer_epoch));
         self.on_rank_0(|| {
-            let all = self.volume.run_dir.join(REFERENCE);
+            let all = self.volume.run_dir.join(REFERENCES);
             match std::fs::create_dir(&all) {
                 Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&all)(e)),
                 _ => Ok(()),
@@ -248,10 +249,8 @@ impl Trainer {
     }
 }
 
-const REFERENCE: &str = "reference";
-
 fn reference_folder(run_dir: &Path, digest: &str) -> PathBuf {
-    run_dir.join(REFERENCE).join(digest)
+    run_dir.join(REFERENCES).join(digest)
 }
 
 fn digest_of(trainer: &Trainer, model: &Model) -> Result<String, Error> {

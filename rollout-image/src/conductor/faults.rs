@@ -9,7 +9,7 @@
 //!
 //! | key | selects |
 //! |---|---|
-//! | `point` | `before-journal`, `after-journal`, `after-commands`, or `engine-updated` (an engine has acknowledged new weights) |
+//! | `point` | `before-journal`, `after-journal`, `after-commands`, or `engine-updated` (an engine has acknowledged new weights); `copying`, `copied`, `named`: folders of another run that this one begins with |
 //! | `record` | a record that is journaled at that point, by name: `Accepted`, `Converted`, `Committed`, ... |
 //! | `step` | the step of that record |
 //! | `nth` | how many times to let it pass first; by default none |
@@ -35,6 +35,12 @@ pub enum Point {
     AfterCommands,
     /// An engine has acknowledged; others may not have.
     EngineUpdated,
+    /// A file of another run's commit is there, under a temporary name.
+    Copying,
+    /// All of them are, durably.
+    Copied,
+    /// The folder has its name; no record says so.
+    Named,
 }
 
 #[derive(Clone, Debug)]
@@ -78,6 +84,9 @@ impl Faults {
                             "after-journal" => Point::AfterJournal,
                             "after-commands" => Point::AfterCommands,
                             "engine-updated" => Point::EngineUpdated,
+                            "copying" => Point::Copying,
+                            "copied" => Point::Copied,
+                            "named" => Point::Named,
                             other => bail!("{other} is no point"),
                         });
                     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`setup`] | the RLJob and what lies on the volume: one configuration |
 //! | [`rows`] | texts of the data sets, by row |
+//! | [`resume`] | beginning with another run's commit |
 //! | [`reign`] | one epoch: claim the journal, think, append, act, until superseded or stopped |
 //! | [`inbox`] | where events wait, and requests for their answers |
 //! | [`http`] | the protocol's routes |
@@ -19,6 +20,7 @@ mod http;
 mod inbox;
 mod perform;
 mod reign;
+mod resume;
 mod rows;
 mod scoring;
 mod setup;

@@ -21,6 +21,7 @@ use super::{
     faults::{Faults, Point},
     inbox::{Inbox, Input},
     perform::{Performer, list_folders},
+    resume,
     setup::Setup,
     steps_file::StepsFile,
 };
@@ -160,20 +161,9 @@ impl Throne {
     /// Whether another pod took over from this one. A container that is started again on a node that is lost would otherwise
     /// take the run from its successor, and they would go on taking it from each other.
     fn was_replaced(&self) -> straw::Result<bool> {
-        let (snapshot, txns) = straw::journal::read(&*RealFs::new(), self.setup.run_dir.journal())?;
-        let mut state = match snapshot.map(|bytes| conductor::Snapshot::decode(&bytes)) {
-            Some(Ok(snapshot)) => snapshot.state,
-            None => State::default(),
-            // Whoever claims says what is wrong with it.
-            Some(Err(_)) => return Ok(false),
-        };
-        for bytes in txns.iter().flatten() {
-            let Ok(record) = Record::decode(bytes) else { return Ok(false) };
-            if state.apply(&record).is_err() {
-                return Ok(false);
-            }
-        }
-        Ok(state.replaced_pods.contains(&self.setup.pod_uid))
+        let state = resume::read_state(&self.setup.run_dir.journal())?;
+        // Whoever claims says what is wrong with one that cannot be read.
+        Ok(state.is_ok_and(|state| state.replaced_pods.contains(&self.setup.pod_uid)))
     }
 }
 
@@ -189,7 +179,7 @@ fn reaches_out(command: &Command) -> bool {
 }
 
 /// Whether it may pass with time. Who may not write will not be let later either: that is an error, and must be seen.
-fn is_of_the_volume(error: &anyhow::Error) -> bool {
+pub fn is_of_the_volume(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     let verdict = error.chain().find_map(|cause| match cause.downcast_ref::<straw::Error>() {
         Some(error) => Some(error.is_retryable()),
@@ -255,10 +245,14 @@ impl<'a> Reign<'a> {
             store,
             epoch,
         )?;
-        let (conductor, first) =
-            Conductor::open(state, epoch, &throne.setup.pod_uid, throne.setup.config.clone(), now_ms())?;
+        let mut faults = Faults::from_env(epoch)?;
+        let resumed = match &state.run {
+            Some(_) => None,
+            None => resume::fetch(&throne.setup, epoch, &throne.health, &mut faults)?,
+        };
+        let (setup, config) = (&throne.setup, throne.setup.config.clone());
+        let (conductor, first) = Conductor::open(state, epoch, &setup.pod_uid, config, resumed, now_ms())?;
         tracing::info!(epoch, records, torn_bytes, "conductor reigns");
-        let faults = Faults::from_env(epoch)?;
         let mut reign = Self {
             throne,
             journal,

@@ -7,18 +7,14 @@ use super::nearest;
 use crate::Problem;
 
 /// Fields people will look for that come with a later release, by name.
-const PLANNED: [(&str, &str); 12] = [
+const PLANNED: [(&str, &str); 8] = [
     ("pp", "pipeline parallelism"),
     ("cp", "context parallelism"),
     ("ep", "expert parallelism"),
     ("etp", "expert parallelism"),
     ("topP", "nucleus sampling"),
     ("topK", "top-k sampling"),
-    ("resumeFrom", "starting from another run's commit"),
-    ("scheduling", "queues and gangs"),
-    ("managedBy", "another controller"),
     ("router", "a router before the engines"),
-    ("ttlSecondsAfterFinished", "deletion after the end"),
     ("secretRef", "a token for a model hub"),
 ];
 

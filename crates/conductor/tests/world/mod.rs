@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use conductor::{
     AttemptConfig, BatchStats, Command, Conductor, Converted, DataFile, EvalEvery, Event, Frozen, Grant, Live, Record,
-    Reply, ReplyId, RunConfig, SettingsAsked, State, Step, TooStale, Unreached, Warm, check::Audit, microbatch::Shape,
+    Reply, ReplyId, Resumed, RunConfig, SettingsAsked, State, Step, TooStale, Unreached, Warm, check::Audit,
+    microbatch::Shape,
 };
 use control::wire::{
     CheckpointRequest, ClaimRequest, CompleteRequest, EngineAddress, FailRequest, GroupSummary, Layout, LeaseRequest,
@@ -102,6 +103,7 @@ pub fn config(asynchronous: bool, warm: bool) -> RunConfig {
             model: "tiny".to_owned(),
             run_dir: "runs/uid".to_owned(),
             init: Start::Random { seed: 1 },
+            resume_from: None,
             data: file("train.jsonl", 13),
             held_out: Some(file("eval.jsonl", 5)),
             shuffle_seed: 42,
@@ -197,6 +199,8 @@ pub struct World {
     pub rng: Rng,
     pub now: u64,
     pub journal: Vec<Record>,
+    /// What became of `resumeFrom`, until the run has begun.
+    resumed: Option<Result<Resumed, String>>,
     pub conductor: Option<Conductor>,
     pub audit: Audit,
     pub faults: Faults,
@@ -250,6 +254,7 @@ impl World {
             rng: Rng::new(seed),
             now: 1_000_000,
             journal: Vec::new(),
+            resumed: None,
             conductor: None,
             audit: Audit::default(),
             faults,
@@ -273,6 +278,22 @@ impl World {
             stopped_by_operator: false,
             trace: Vec::new(),
         }
+    }
+
+    /// Will begin as its configuration asks, with a commit of `other`.
+    pub fn resume(&mut self, other: &World) {
+        let found = conductor::resumed::find(other.state(), &self.config);
+        if let Ok(Some(found)) = &found {
+            let folder = found.resumed.commit.folder.clone();
+            self.contents.insert(folder.clone(), other.contents[&found.folder].clone());
+            self.folders.insert(folder);
+        }
+        self.resumed = found.map(|found| found.map(|found| found.resumed)).transpose();
+    }
+
+    /// Step that the run began with.
+    fn began(&self) -> u64 {
+        self.resumed.iter().flatten().map(|resumed| resumed.commit.step).sum()
     }
 
     /// Turns with faults, then without until the run is over. Gives the turns it took.
@@ -427,7 +448,8 @@ impl World {
         // A snapshot is as good as the records before it.
         let snapshot = conductor::Snapshot { state, audit: self.audit.clone(), steps_bytes: 0 };
         let state = conductor::Snapshot::decode(&snapshot.encode().unwrap()).unwrap().state;
-        let (conductor, step) = Conductor::open(state, self.epochs, "pod", self.config.clone(), self.now)
+        let resumed = self.resumed.clone().filter(|_| state.run.is_none());
+        let (conductor, step) = Conductor::open(state, self.epochs, "pod", self.config.clone(), resumed, self.now)
             .expect("a journal can be taken over");
         self.conductor = Some(conductor);
         self.note(format!("conductor {}", self.epochs));
@@ -969,8 +991,14 @@ impl World {
         let mut steps = BTreeMap::new();
         for record in &self.journal {
             match record {
+                Record::Opened { resumed: Some(resumed), .. } => {
+                    rows.extend(resumed.groups.iter().map(|drawn| (drawn.group_index, drawn.row)))
+                }
                 Record::Refilled { groups, .. } => {
                     rows.extend(groups.iter().map(|drawn| (drawn.group_index, drawn.row)))
+                }
+                Record::Requeued { groups, .. } => {
+                    rows.extend(groups.iter().map(|(_, drawn)| (drawn.group_index, drawn.row)))
                 }
                 Record::Accepted { step, groups, .. } => {
                     steps.insert(*step, groups.iter().map(|group| rows[group]).collect());
@@ -1020,8 +1048,9 @@ impl World {
         assert!(report.is_sound(), "{report:#?}");
         assert!(report.finished);
         let total = self.state().run.as_ref().unwrap().settings.live.total_steps;
-        assert_eq!(report.steps_committed, total, "{report:#?}");
-        assert_eq!(report.groups_batched, total * self.config.frozen.prompts_per_step);
+        let steps = total - self.began();
+        assert_eq!(report.steps_committed, steps, "{report:#?}");
+        assert_eq!(report.groups_batched, steps * self.config.frozen.prompts_per_step);
         assert_eq!(self.state().exported.map(|position| position.step), Some(total));
         // The weights served at the end are those of the last commit, and no older folder is left named.
         let state = self.state();

@@ -46,12 +46,14 @@ pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Pr
 }
 
 /// Fields a rule looks at beyond its own path.
-const LOOKS_AT: [(&str, &[&str]); 7] = [
+const LOOKS_AT: [(&str, &[&str]); 9] = [
     ("spec.trainer.parallelism", &["spec.trainer.nodes", "spec.trainer.accelerator"]),
     ("spec.trainer.failurePolicy.maxDelaySeconds", &["spec.trainer.failurePolicy.baseDelaySeconds"]),
     ("spec.batch", &["spec.sampling", "spec.trainer"]),
     ("spec.model", &["spec.storage"]),
     ("spec.warmStart", &["spec.data.evalPath"]),
+    ("spec.resumeFrom", &["spec.warmStart"]),
+    ("spec.totalSteps", &["spec.resumeFrom"]),
     ("spec.eval", &["spec.data.evalPath"]),
     ("spec.maxStaleness", &["spec.mode"]),
 ];

@@ -37,6 +37,7 @@ fn create(job: &RLJob, c: &mut Checks) {
     );
     data(job, c);
     warm_start(job, c);
+    resume_from(job, c);
     numbers(job, c);
     batch(job, c);
     trainer(job, c);
@@ -108,6 +109,38 @@ fn warm_start(job: &RLJob, c: &mut Checks) {
             "use a number such as 0.25",
         );
     }
+}
+
+fn resume_from(job: &RLJob, c: &mut Checks) {
+    let Some(from) = &job.spec.resume_from else { return };
+    c.rule(
+        is_uid(&from.run),
+        "spec.resumeFrom.run",
+        "resumeFrom.run must be the uid of a run: lower-case letters, digits and '-'",
+        format!("`{}` is no uid", from.run),
+        "write metadata.uid of the run's RLJob, which is also the name of its folder under runs/ on the volume",
+    );
+    c.rule(
+        job.spec.warm_start.is_none(),
+        "spec.resumeFrom",
+        "warmStart and resumeFrom exclude each other",
+        "there is a warmStart too, but a commit to begin with is past it",
+        "remove warmStart",
+    );
+    if let Some(step) = from.step {
+        c.rule(
+            step < job.spec.total_steps,
+            "spec.totalSteps",
+            "totalSteps must be above resumeFrom.step",
+            format!("{} steps in all, of which the run begins with {step}", job.spec.total_steps),
+            "steps are counted on from the commit: write the number of the last one",
+        );
+    }
+}
+
+fn is_uid(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 fn optimizer(o: &Optimizer, path: &str, c: &mut Checks) {
@@ -390,6 +423,7 @@ fn update(old: &RLJob, new: &RLJob, c: &mut Checks) {
     same(o.model == n.model, "spec.model", "model is immutable: a new model is a new run");
     same(o.storage == n.storage, "spec.storage", "storage is immutable");
     same(o.warm_start == n.warm_start, "spec.warmStart", "warmStart is immutable");
+    same(o.resume_from == n.resume_from, "spec.resumeFrom", "resumeFrom is immutable: a run begins once");
     same(o.data == n.data, "spec.data", "data is immutable: other data is a new run");
     same(o.sampling == n.sampling, "spec.sampling", "sampling is immutable: other sampling is a new run");
     same(o.mode == n.mode, "spec.mode", "mode is immutable");

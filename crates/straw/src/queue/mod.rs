@@ -141,6 +141,12 @@ impl Queue {
         Queue::default()
     }
 
+    /// An empty queue whose first batch is `first`: it goes on where another one was left.
+    pub fn beginning_at(first: BatchId) -> Self {
+        let live = Live { next_batch: first, consumed: first, released: first, ..Live::default() };
+        Queue::derive(Durable { live, ..Durable::default() }, Leases::default())
+    }
+
     /// The task, while it is unfinished.
     pub fn task(&self, id: TaskId) -> Option<&Task> {
         self.durable.live.tasks.get(&id)

@@ -1,0 +1,220 @@
+//! Beginning with another run's commit: its tiles, and the reference weights they may name, become this run's own.
+//!
+//! Files of a commit are never written again, so a hard link is a copy that the other run cannot take away; where the volume has
+//! no links the bytes are copied. A folder gets its name when all of it is durable, and is looked through before it is believed.
+//! Until the first record is written nothing has happened: whoever comes next does it again.
+
+use std::{fs, io, path::Path};
+
+use anyhow::Context;
+use conductor::{Record, Resumed, Snapshot, State, TilesProblem, resumed};
+use control::{health::Health, run_dir::RunDir};
+use straw::RealFs;
+
+use super::{
+    faults::{Faults, Point},
+    setup::Setup,
+    tiles,
+};
+
+/// Runs named when the one that is asked for is not there.
+const RUNS_NAMED: usize = 10;
+
+/// What the journal in `folder` adds up to; the inner error says why it cannot be read, which no waiting mends.
+pub fn read_state(folder: &Path) -> straw::Result<Result<State, String>> {
+    let (snapshot, txns) = straw::journal::read(&*RealFs::new(), folder)?;
+    Ok(add_up(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice)).map_err(|error| error.to_string()))
+}
+
+fn add_up<'a>(snapshot: Option<&[u8]>, records: impl Iterator<Item = &'a [u8]>) -> Result<State, conductor::Error> {
+    let mut state = match snapshot {
+        Some(bytes) => Snapshot::decode(bytes)?.state,
+        None => State::default(),
+    };
+    for bytes in records {
+        state.apply(&Record::decode(bytes)?)?;
+    }
+    Ok(state)
+}
+
+/// Fetches what the manifest asks for; nothing when it asks for nothing. The inner error is for the user.
+pub fn fetch(
+    setup: &Setup,
+    epoch: u64,
+    health: &Health,
+    faults: &mut Faults,
+) -> anyhow::Result<Option<Result<Resumed, String>>> {
+    let Some(from) = &setup.config.frozen.resume_from else { return Ok(None) };
+    let own = setup.run_dir.path();
+    let Some(runs) = own.parent() else {
+        return Ok(Some(Err("spec.resumeFrom: this run's folder has no parent".to_owned())));
+    };
+    let other = RunDir::new(runs, &from.run);
+    if other.path() == own {
+        return Ok(Some(Err("spec.resumeFrom.run is this run itself".to_owned())));
+    }
+    if !other.journal().is_dir() {
+        return Ok(Some(Err(format!(
+            "spec.resumeFrom.run: there is no run {} on this volume; it has {}",
+            from.run,
+            names_of(runs, own).context("listing the runs of this volume")?
+        ))));
+    }
+    let read = read_state(&other.journal()).with_context(|| format!("reading the journal of run {}", from.run));
+    let found = match read {
+        Ok(state) => state.and_then(|state| resumed::find(&state, &setup.config)),
+        Err(error) if super::reign::is_of_the_volume(&error) => return Err(error),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    let found = match found {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        Err(reason) => return Ok(Some(Err(reason))),
+    };
+    health.not_ready(format!("copying the commit of run {} at step {}", from.run, found.resumed.commit.step));
+    let copy = Copy { epoch, faults };
+    copy.all(&other, &setup.run_dir, &found).map(Some)
+}
+
+/// The other runs of the volume, for people.
+fn names_of(runs: &Path, own: &Path) -> io::Result<String> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(runs)? {
+        let entry = entry?;
+        if entry.path() != own && entry.path().join("journal").is_dir() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    let more = names.len().saturating_sub(RUNS_NAMED);
+    names.truncate(RUNS_NAMED);
+    Ok(match (names.is_empty(), more) {
+        (true, _) => "no other run".to_owned(),
+        (_, 0) => names.join(", "),
+        (_, more) => format!("{} and {more} more", names.join(", ")),
+    })
+}
+
+struct Copy<'a> {
+    /// Of this conductor: two that copy at once do not write into one folder.
+    epoch: u64,
+    faults: &'a mut Faults,
+}
+
+impl Copy<'_> {
+    fn all(mut self, other: &RunDir, own: &RunDir, found: &resumed::Found) -> anyhow::Result<Result<Resumed, String>> {
+        let commit = &found.resumed.commit;
+        // Before the tiles: whoever finds those has all.
+        if let Err(gone) = self.references(other, own)? {
+            return Ok(Err(gone));
+        }
+        let to = own.path().join(&commit.folder);
+        match tiles::verify(&to, &commit.index_digest) {
+            Ok(()) => return Ok(Ok(found.resumed.clone())),
+            Err(_) if to.exists() => remove(&to)?,
+            Err(_) => {}
+        }
+        let from = other.path().join(&found.folder);
+        if let Err(gone) = self.folder(&from, &to)? {
+            return Ok(Err(format!("the commit of run {} at step {}: {gone}", found.resumed.run, commit.step)));
+        }
+        match tiles::verify(&to, &commit.index_digest) {
+            Ok(()) => Ok(Ok(found.resumed.clone())),
+            Err(TilesProblem::Wrong(what)) => {
+                Ok(Err(format!("the commit of run {} at step {} is damaged: {what}", found.resumed.run, commit.step)))
+            }
+            Err(TilesProblem::Unreadable(what)) => Err(io::Error::other(what)).context("reading the copied commit"),
+        }
+    }
+
+    fn references(&mut self, other: &RunDir, own: &RunDir) -> anyhow::Result<Result<(), String>> {
+        let (from, to) = (other.references(), own.references());
+        let entries = match fs::read_dir(&from) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(())),
+            Err(error) => return Err(error).with_context(|| format!("listing {}", from.display())),
+        };
+        for entry in entries {
+            let name = entry.with_context(|| format!("listing {}", from.display()))?.file_name();
+            // The name is its contents' digest, which is checked when it is loaded. One that has none yet is unfinished.
+            let whole = name.to_str().is_some_and(|name| !name.contains('.'));
+            if whole
+                && !to.join(&name).exists()
+                && let Err(gone) = self.folder(&from.join(&name), &to.join(&name))?
+            {
+                return Ok(Err(gone));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// A folder of files, whole or not at all. The inner error: it is not there (any more).
+    fn folder(&mut self, from: &Path, to: &Path) -> anyhow::Result<Result<(), String>> {
+        let parent = to.parent().context("a folder without a parent")?;
+        straw::create_dirs_durably(parent).with_context(|| format!("creating {}", parent.display()))?;
+        let name = to.file_name().context("a folder without a name")?.to_string_lossy();
+        // Named so that it is swept like a trainer's folder that was never finished.
+        let work = parent.join(format!("{name}-c{}-e{}.tmp", self.epoch, resumed::COPIED_EPOCH));
+        remove(&work)?;
+        fs::create_dir(&work).with_context(|| format!("creating {}", work.display()))?;
+        let entries = match fs::read_dir(from) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                remove(&work)?;
+                return Ok(Err(format!(
+                    "{} is gone: the run has gone on and does not keep it any more",
+                    from.display()
+                )));
+            }
+            Err(error) => return Err(error).with_context(|| format!("listing {}", from.display())),
+        };
+        for entry in entries {
+            let entry = entry.with_context(|| format!("listing {}", from.display()))?;
+            let (source, copy) = (entry.path(), work.join(entry.file_name()));
+            match link_or_copy(&source, &copy) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !source.exists() => {
+                    remove(&work)?;
+                    return Ok(Err(format!("{} is gone: the run does not keep it any more", source.display())));
+                }
+                Err(error) => return Err(error).with_context(|| format!("copying {}", source.display())),
+            }
+            self.faults.at(Point::Copying, &[]);
+        }
+        sync(&work)?;
+        self.faults.at(Point::Copied, &[]);
+        match fs::rename(&work, to) {
+            // Another conductor was faster; what is there is looked through like anything else.
+            Err(_) if to.exists() => remove(&work)?,
+            other => other.with_context(|| format!("renaming {} to {}", work.display(), to.display()))?,
+        }
+        sync(parent)?;
+        self.faults.at(Point::Named, &[]);
+        Ok(Ok(()))
+    }
+}
+
+fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::hard_link(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+        // No links here, or none to this file: its bytes, then.
+        Err(_) => {
+            fs::copy(from, to)?;
+            fs::File::open(to)?.sync_all()
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+fn sync(folder: &Path) -> anyhow::Result<()> {
+    fs::File::open(folder).and_then(|file| file.sync_all()).with_context(|| format!("syncing {}", folder.display()))
+}
+
+fn remove(folder: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
