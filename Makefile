@@ -55,11 +55,9 @@ bench-core: target/bench/build target/bench/torch
 bench-rollout: target/bench/build
 	target/release/thresh-bench rollout
 
-# 1,000 runs with 10,000 pods on nodes that only pretend, under the real controllers; on the cluster of `make cluster`.
+# 1,000 runs with 10,000 pods on nodes that only pretend, under the real controllers.
 bench-operator:
-	$(CARGO) build --release --workspace --exclude bench --bins
-	e2e/cluster/cluster.sh up $(or $(NODES),2)
-	e2e/cluster/cluster.sh run target/release/thresh-e2e --scale $(or $(RUNS),1000)
+	./scripts/on-cluster.sh target/release/thresh-e2e --scale $(or $(RUNS),1000)
 
 .PHONY: target/bench/build
 target/bench/build:
@@ -88,17 +86,17 @@ cluster:
 cluster-down:
 	e2e/cluster/cluster.sh down
 
-# The tests on a real cluster; E2E="name ..." picks some.
+# The tests on a real cluster; E2E="name ..." picks some. With AGAIN=1 what fails is tried once more, alone, and told.
 e2e:
-	./scripts/e2e.sh $(E2E)
+	./scripts/on-cluster.sh target/release/thresh-e2e $(if $(AGAIN),--again) $(E2E)
 
 # Those of queues, with the real Kueue (built once, in four minutes).
 e2e-kueue:
-	KUEUE=1 ./scripts/e2e.sh a_queued_run
+	KUEUE=1 ./scripts/on-cluster.sh target/release/thresh-e2e a_queued_run
 
-# The quickstart's run, applied to the cluster that `make cluster` and `make images` made.
+# The quickstart's run, applied to a cluster: the same closing line.
 quickstart-cluster:
-	$(if $(KUBECONFIG),,e2e/cluster/cluster.sh run) e2e/quickstart.sh
+	./scripts/on-cluster.sh e2e/quickstart.sh
 
 # The operator's, the rollout's and the trainer's image out of target/release, loaded into our cluster if it is up.
 images:

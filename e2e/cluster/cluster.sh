@@ -2,6 +2,7 @@
 # A Kubernetes of the tests' own, on this machine, without a registry and without a way out:
 #
 #   cluster.sh up [NODES]             starts it (1 node); JUICEFS=0: with a plain folder as its volume
+#   cluster.sh check                  whether this machine can hold one, and if not, why
 #   cluster.sh down                   takes it away without a trace, but for the logs
 #   cluster.sh status                 what runs; fails unless everything does
 #   cluster.sh load TAR...            puts images onto all nodes
@@ -175,6 +176,11 @@ case $command in
     fi
     alone "$@"
     up "${1:-1}"
+    ;;
+  check)
+    need_root
+    preflight
+    "$here/../tools/cache.sh" check
     ;;
   down) alone; remove; say "down" ;;
   status) if is_up; then running; fi; status ;;

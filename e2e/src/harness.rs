@@ -1,7 +1,7 @@
 //! Runs tests, one after the other or a few at a time, and reports.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     pin::Pin,
     time::{Duration, Instant},
 };
@@ -71,14 +71,24 @@ macro_rules! test {
     };
 }
 
-/// Runs the tests that `filter` picks; how many failed.
-pub async fn run(
-    tests: Vec<Test>,
-    filter: &[String],
-    list: bool,
-    parallel: usize,
-    keep: bool,
-) -> anyhow::Result<usize> {
+/// How tests are run.
+#[derive(Clone, Debug)]
+pub struct How {
+    /// Only tests whose name contains one of these.
+    pub filter: Vec<String>,
+    /// Names, and nothing else.
+    pub list: bool,
+    /// Tests at a time, of those that may run beside others.
+    pub parallel: usize,
+    /// Keep namespaces of tests that failed.
+    pub keep: bool,
+    /// What fails on the cluster is tried once more, alone.
+    pub again: bool,
+}
+
+/// Runs the tests that are picked; how many failed.
+pub async fn run(tests: Vec<Test>, how: How) -> anyhow::Result<usize> {
+    let How { filter, list, parallel, keep, again } = how;
     let tests: Vec<Test> =
         tests.into_iter().filter(|t| filter.is_empty() || filter.iter().any(|f| t.name.contains(f))).collect();
     if list {
@@ -102,6 +112,13 @@ pub async fn run(
             }
         };
         tokio::join!(on_api_server(bare, keep, &counts), own).0?;
+        let retry = async |counts: &Counts| {
+            for test in counts.to_try_again(again) {
+                counts.report(test, one(&client, test, nodes, keep).await);
+            }
+            counts.tried.set(counts.failed());
+        };
+        retry(&counts).await;
         let (beside, alone) = (pick(Needs::Operator), pick(Needs::OperatorAlone));
         if !beside.is_empty() || !alone.is_empty() {
             let operator = Operator::install(&client).await.context("install the operator")?;
@@ -118,13 +135,17 @@ pub async fn run(
             for test in alone {
                 counts.report(test, one(&client, test, nodes, keep).await);
             }
-            if counts.failed.get() > 0 {
+            if counts.failed() > 0 {
                 operator.keep_logs().await;
             }
+            retry(&counts).await;
             operator.remove().await.context("remove the operator")?;
         }
     }
-    let (passed, failed, skipped) = (counts.passed.get(), counts.failed.get(), counts.skipped.get());
+    let (passed, failed, skipped) = (counts.passed.get(), counts.failed(), counts.skipped.get());
+    for name in counts.second.borrow().iter() {
+        println!("e2e: {name} passed at the second try, alone; see target/e2e/{name}/ for the first");
+    }
     let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
     println!("e2e: {passed} passed, {failed} failed{skipped}");
     Ok(failed)
@@ -182,11 +203,30 @@ async fn one(client: &Client, test: Test, nodes: usize, keep: bool) -> (Verdict,
 #[derive(Default)]
 struct Counts {
     passed: Cell<usize>,
-    failed: Cell<usize>,
+    failures: RefCell<Vec<Test>>,
+    /// Failed, and tried again by now.
+    tried: Cell<usize>,
+    /// Of those that passed, the ones that had failed before.
+    second: RefCell<Vec<&'static str>>,
     skipped: Cell<usize>,
 }
 
 impl Counts {
+    fn failed(&self) -> usize {
+        self.failures.borrow().len()
+    }
+
+    /// What has failed once and needs a cluster, if anything is to be tried again. It counts by its second try.
+    fn to_try_again(&self, again: bool) -> Vec<Test> {
+        let mut failures = self.failures.borrow_mut();
+        let once = failures.split_off(self.tried.get());
+        let (retried, kept): (Vec<Test>, Vec<Test>) =
+            once.into_iter().partition(|test| again && test.needs != Needs::Bare);
+        failures.extend(kept);
+        self.second.borrow_mut().extend(retried.iter().map(|test| test.name));
+        retried
+    }
+
     fn report(&self, test: Test, (verdict, took): (Verdict, Duration)) {
         let more = |count: &Cell<usize>| count.set(count.get() + 1);
         let took = took.as_secs_f64();
@@ -196,7 +236,8 @@ impl Counts {
                 println!("ok      {} ({took:.1} s)", test.name);
             }
             Verdict::Failed(error) => {
-                more(&self.failed);
+                self.failures.borrow_mut().push(test);
+                self.second.borrow_mut().retain(|name| *name != test.name);
                 println!(
                     "FAILED  {} ({took:.1} s)\n        {error:#}\n        see target/e2e/{}/",
                     test.name, test.name

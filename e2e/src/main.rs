@@ -49,6 +49,9 @@ struct Args {
     /// Keep namespaces of tests that failed.
     #[arg(long)]
     keep: bool,
+    /// Try what failed on the cluster once more, alone, and say so: a machine with busy neighbours fails what waits for it.
+    #[arg(long)]
+    again: bool,
 }
 
 #[tokio::main]
@@ -61,6 +64,7 @@ async fn main() -> anyhow::Result<()> {
     if args.apiserver_only {
         tests.retain(|test| test.needs == harness::Needs::Bare);
     }
-    let failed = harness::run(tests, &args.filter, args.list, args.parallel, args.keep).await?;
+    let Args { filter, list, parallel, keep, again, .. } = args;
+    let failed = harness::run(tests, harness::How { filter, list, parallel, keep, again }).await?;
     std::process::exit(i32::from(failed > 0));
 }

@@ -34,14 +34,16 @@ pub fn manifest(name: &str, edit: impl FnOnce(&mut Value)) -> anyhow::Result<RLJ
     serde_json::from_value(json).context("the run's manifest")
 }
 
-/// Applies the run and waits until it has made `steps` steps.
+/// Applies the run and waits until it has made `steps` steps and its ranks are known to be ready: the conductor may tell of
+/// steps before the kubelet tells of ranks.
 ///
 /// # Errors
 /// When it does not come so far.
 pub async fn start(stage: &Stage, job: &RLJob, steps: u64) -> anyhow::Result<RLJob> {
     let name = job.metadata.name.clone().unwrap_or_default();
     stage.apply(job).await.context("apply the run")?;
-    steps_from(stage, &name, 0, steps).await
+    steps_from(stage, &name, 0, steps).await?;
+    attempt_after(stage, &name, 0, 30).await
 }
 
 /// Waits until the run is `steps` steps beyond `from`, as its status says.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # cache.sh tools | kueue | juicefs: prints the folder that holds these programs, and makes it first where it is missing.
+# cache.sh check: whether the tools are there or can be built.
 #
 # A folder is named for the digest of what it was made from, and appears whole or not at all. One build runs at a time; the others wait.
 # What a broken-off build had compiled is in Go's own cache, so the next one goes on from there. The newest two of a kind are kept.
@@ -82,9 +83,11 @@ provide() { # KIND VERSION COMMAND...: the command gets the folder to fill
   echo "$folder"
 }
 
+version=$(digest go.mod go.sum build.sh dns pause)
 case ${1:-} in
-  tools) provide tools "$(digest go.mod go.sum build.sh dns pause)" build_tools ;;
+  check) [ -d "$cache/tools-$version" ] || need_go ;;
+  tools) provide tools "$version" build_tools ;;
   kueue) provide kueue "$(digest kueue)" build_kueue ;;
   juicefs) provide juicefs "$juicefs_version" fetch_juicefs ;;
-  *) sed -n 2p "$0" | cut -c3- >&2; exit 2 ;;
+  *) sed -n 2,3p "$0" | cut -c3- >&2; exit 2 ;;
 esac

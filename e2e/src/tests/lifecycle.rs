@@ -1,6 +1,6 @@
 //! A run from its beginning to its end, whichever end that is.
 
-use std::time::Duration;
+use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use api::{Outcome, Phase, RLJob, ServingCluster, conditions as cond};
@@ -67,23 +67,25 @@ async fn a_run_completes_and_leaves_no_pod_of_its_own(stage: &Stage) -> anyhow::
 
 /// When attempts began and ended, as the run's status says.
 #[derive(Default)]
-struct Diary(std::collections::BTreeMap<u64, [Option<jiff::Timestamp>; 2]>);
+struct Diary(RefCell<BTreeMap<u64, [Option<jiff::Timestamp>; 2]>>);
 
 impl Diary {
-    fn note(&mut self, job: &RLJob) {
+    fn note(&self, job: &RLJob) {
         let Some(status) = &job.status else { return };
+        let mut attempts = self.0.borrow_mut();
         if let Some(attempt) = &status.attempt {
-            let began = &mut self.0.entry(attempt.id).or_default()[0];
+            let began = &mut attempts.entry(attempt.id).or_default()[0];
             *began = began.or(attempt.created_time.as_ref().map(|time| time.0));
         }
         if let Some(last) = &status.last_attempt {
-            self.0.entry(last.id).or_default()[1] = Some(last.end_time.0);
+            attempts.entry(last.id).or_default()[1] = Some(last.end_time.0);
         }
     }
 
     /// Time between the end of an attempt and the beginning of the next.
     fn pauses(&self) -> Vec<Duration> {
-        let pairs = self.0.values().zip(self.0.values().skip(1));
+        let attempts = self.0.borrow();
+        let pairs = attempts.values().zip(attempts.values().skip(1));
         let pauses = pairs.filter_map(|(one, next)| Some(next[0]?.duration_since(one[1]?)));
         pauses.map(|pause| Duration::try_from(pause).unwrap_or_default()).collect()
     }
@@ -100,7 +102,7 @@ async fn a_run_that_cannot_start_backs_off_longer_each_time_and_fails_with_its_l
             {"name": "trainer", "command": ["thresh-trainer", "--no-such-flag"]}]}});
     })?;
     stage.apply(&job).await?;
-    let mut diary = Diary::default();
+    let diary = Diary::default();
     let failed = stage
         .until("the run to fail", 120, async || {
             let job = stage.rljob("broken").await?;

@@ -42,6 +42,8 @@ pub struct LocalRun {
     command: &'static str,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
+    /// Uid of a run that was on the volume before.
+    beside: Option<String>,
 }
 
 /// A living process of the run.
@@ -74,7 +76,7 @@ impl LocalRun {
         let environment: Vec<_> = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let child = spawn(thresh(), command, folder.path(), &arguments, &environment);
-        Self { folder, child, command, environment, arguments }
+        Self { folder, child, command, environment, arguments, beside: None }
     }
 
     /// Starts `thresh run` on `manifest` with its state folder on a disk of so many MiB, in a mount namespace of its own.
@@ -88,14 +90,25 @@ impl LocalRun {
         unshare.args(["-Urm", "sh", "-c", &script, "sh"]).arg(folder.path().join("state"));
         unshare.arg(env!("CARGO_BIN_EXE_thresh"));
         let child = spawn(unshare, "run", folder.path(), &[], &[]);
-        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new() }
+        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new(), beside: None }
     }
 
     /// Starts `thresh run` on `manifest` in a folder that a run has left.
     pub fn start_in(folder: tempfile::TempDir, manifest: &str) -> Self {
         fs::write(folder.path().join("rljob.yaml"), manifest).unwrap();
         let child = spawn(thresh(), "run", folder.path(), &[], &[]);
-        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new() }
+        Self { folder, child, command: "run", environment: Vec::new(), arguments: Vec::new(), beside: None }
+    }
+
+    /// Starts `thresh run` on `manifest` with a volume that holds what `other` has left.
+    pub fn start_beside(other: &Self, manifest: &str, environment: &[(&str, &str)]) -> Self {
+        binaries();
+        let folder = tempfile::tempdir().unwrap();
+        lay_out(folder.path(), manifest);
+        copy_folder(&other.run_dir().unwrap(), &folder.path().join("volumes/thresh-data/runs").join(other.uid()));
+        let environment: Vec<_> = environment.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        let child = spawn(thresh(), "run", folder.path(), &[], &environment);
+        Self { folder, child, command: "run", environment, arguments: Vec::new(), beside: Some(other.uid()) }
     }
 
     /// Starts it again on the same state, after it ended.
@@ -117,7 +130,13 @@ impl LocalRun {
     /// The run's folder on the volume.
     pub fn run_dir(&self) -> Option<PathBuf> {
         let runs = self.state().join("volumes/thresh-data/runs");
-        fs::read_dir(runs).ok()?.flatten().map(|entry| entry.path()).next()
+        let mut folders = fs::read_dir(runs).ok()?.flatten().map(|entry| entry.path());
+        folders.find(|folder| self.beside.as_ref().is_none_or(|beside| !folder.ends_with(beside)))
+    }
+
+    /// The run's uid.
+    pub fn uid(&self) -> String {
+        self.run_dir().unwrap().file_name().unwrap().to_string_lossy().into_owned()
     }
 
     /// What it printed on standard output so far.

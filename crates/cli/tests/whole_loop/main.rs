@@ -8,6 +8,7 @@ mod driven_run;
 mod edits;
 mod export;
 mod local_run;
+mod resume_from;
 mod reward;
 mod soundness;
 mod storage;

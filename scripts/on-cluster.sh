@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# e2e.sh [NAME...]: the tests on a real cluster (docs/src/cluster.md), all of them or those whose names contain NAME. With KUBECONFIG set
-# that cluster is used, which must have our images; else one is started on this machine, and taken away at the end if we started it.
-# With KUEUE=1 our cluster has Kueue in it meanwhile.
+# on-cluster.sh COMMAND...: runs it where a real cluster answers (docs/src/cluster.md). With KUBECONFIG set that is the cluster, which
+# must have our images; else one is started on this machine, with our images on it, and taken away at the end if we started it. With
+# KUEUE=1 ours has Kueue in it meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 cargo build --release --workspace --exclude bench --bins
 if [ -n "${KUBECONFIG:-}" ]; then
-  exec target/release/thresh-e2e "$@"
+  exec "$@"
 fi
 cluster=e2e/cluster/cluster.sh
 after=:
@@ -21,4 +21,4 @@ if [ "${KUEUE:-}" = 1 ]; then
   $cluster run e2e/kueue.sh up
   [ "$after" != : ] || after="$cluster run e2e/kueue.sh down"
 fi
-$cluster run target/release/thresh-e2e "$@"
+$cluster run "$@"
