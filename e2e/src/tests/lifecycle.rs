@@ -205,7 +205,8 @@ async fn a_suspended_run_holds_no_device_and_goes_on_where_it_was(stage: &Stage)
         })
         .await?;
     suspend(false).await?;
-    let running = run::steps_from(stage, "rest", 0, 3).await?;
+    run::steps_from(stage, "rest", 0, 3).await?;
+    let running = run::attempt_after(stage, "rest", 0, 30).await?;
     let first = run::ready_attempt(&running).context("an attempt")?;
     let others = bystanders(stage).await?;
 
