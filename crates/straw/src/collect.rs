@@ -5,7 +5,10 @@
 //! reference into the pack, so even a superseded owner that wakes up late removes only what it may.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use crate::frame::Bad;
+use crate::fs::File;
 use crate::pack;
 use crate::queue::{AttemptId, Queue};
 use crate::store::Store;
@@ -22,12 +25,19 @@ pub struct PackInfo {
     pub bytes: u64,
     /// Its writer has finished it.
     pub sealed: bool,
+    /// It is not finished and never will be: its writer is dead, as the lock that it held tells.
+    pub abandoned: bool,
 }
 
 impl Store {
     /// All packs, by name. An error means that nothing is known; it never gives a part.
+    ///
+    /// A writer holds the lock of the pack that it adds to. Where locks are shared by all hosts, whoever gets the lock of an
+    /// unsealed pack has proof that its writer is gone; it is held for that moment only, so call this from the collector alone.
+    /// On a mount that does not share locks (or where its writer could not get one) a pack is kept until it is sealed.
     pub fn packs(&self) -> Result<Vec<PackInfo>> {
         let mut packs = Vec::new();
+        let mut shared = None;
         for entry in self.list()? {
             let Some(name) = pack::of_file(&entry.name) else { continue };
             let Some(owner) = pack::owner_of(name) else { continue };
@@ -36,10 +46,38 @@ impl Store {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue, // removed since
                 Err(e) => return Err(Error::io("open", entry.name, e)),
             };
-            let sealed = pack::read_footer(name, &*file)?.is_some();
-            packs.push(PackInfo { name: name.to_owned(), owner: owner.to_owned(), bytes: entry.len, sealed });
+            let mut sealed = pack::read_footer(name, &*file)?.is_some();
+            let mut abandoned = false;
+            if !sealed && *shared.get_or_insert_with(|| self.inner.dir.locks_are_shared()) {
+                abandoned = self.lock_dead(name, &entry.name)?.is_some();
+                // It may have been sealed, and let go, since it was looked at.
+                sealed = abandoned && pack::read_footer(name, &*file)?.is_some();
+                abandoned &= !sealed;
+            }
+            packs.push(PackInfo {
+                name: name.to_owned(),
+                owner: owner.to_owned(),
+                bytes: entry.len,
+                sealed,
+                abandoned,
+            });
         }
         Ok(packs)
+    }
+
+    /// The locked file of a pack whose writer is dead; `None` when it lives, or when that is not known.
+    fn lock_dead(&self, name: &str, file_name: &str) -> Result<Option<Arc<dyn File>>> {
+        let Ok(file) = self.inner.dir.open_rw(file_name) else { return Ok(None) };
+        if !matches!(file.try_lock(), Ok(true)) {
+            return Ok(None);
+        }
+        let promised = match pack::read_header(name, &*file)? {
+            Ok((header, _)) => header.locked,
+            Err(Bad::Schema) => false,
+            // Nothing was published in it: what is published makes the header durable.
+            Err(_) => true,
+        };
+        Ok(promised.then_some(file))
     }
 
     /// Removes the files of `retired` packs, those of an interrupted removal included. Gives the bytes freed.
@@ -64,14 +102,14 @@ impl Store {
 
 /// Chooses packs that may be given up. Keeps what it has seen in memory only: after a restart it waits again.
 ///
-/// A pack that nothing refers to may still hold a result whose worker is about to complete it. So a sealed pack is chosen
-/// only when it has been seen for `settle_ms` and its owner (as a worker of the queue) holds no lease from before it was
-/// first seen; an open pack only when, besides, it did not grow for `idle_ms`: then its writer is taken for dead. Should
-/// that writer live after all, the queue refuses its references and it publishes again ([`crate::Writer::retired`]).
+/// Only a pack that nobody adds to is chosen: one that is sealed, or whose writer is proved dead ([`PackInfo::abandoned`]). No
+/// clock says so. Nothing refers to it then, but it may still hold a result that is about to be completed, by its writer or (as a
+/// receipt) by that one's successor. So it is chosen only when it has been seen like this for `settle_ms` and its owner (as a
+/// worker of the queue) holds no lease from before it was first seen. Should someone come later still, or should a host that
+/// was taken for lost wake up, the queue refuses the references and they are published again ([`crate::Writer::retired`]).
 #[derive(Clone, Debug)]
 pub struct Collector {
     settle_ms: u64,
-    idle_ms: u64,
     seen: BTreeMap<String, Seen>,
 }
 
@@ -84,9 +122,9 @@ struct Seen {
 }
 
 impl Collector {
-    /// Waits this long for sealed and for open packs.
-    pub fn new(settle_ms: u64, idle_ms: u64) -> Self {
-        Collector { settle_ms, idle_ms, seen: BTreeMap::new() }
+    /// Waits this long, milliseconds, once a pack is sealed or abandoned.
+    pub fn new(settle_ms: u64) -> Self {
+        Collector { settle_ms, seen: BTreeMap::new() }
     }
 
     /// The packs, of all there are, that may be retired now.
@@ -94,7 +132,8 @@ impl Collector {
         self.seen.retain(|name, _| packs.iter().any(|p| &p.name == name));
         let mut chosen = Vec::new();
         for pack in packs {
-            if queue.is_live(&pack.name) || queue.retired().contains(&pack.name) {
+            let growing = !pack.sealed && !pack.abandoned;
+            if growing || queue.is_live(&pack.name) || queue.retired().contains(&pack.name) {
                 self.seen.remove(&pack.name);
             } else if self.has_settled(pack, queue, now_ms) {
                 chosen.push(pack.name.clone());
@@ -109,8 +148,7 @@ impl Collector {
         if seen.bytes != pack.bytes || seen.sealed != pack.sealed {
             *seen = now;
         }
-        let wait_ms = if pack.sealed { self.settle_ms } else { self.idle_ms.max(self.settle_ms) };
-        let waited = now_ms.saturating_sub(seen.since_ms) >= wait_ms;
+        let waited = now_ms.saturating_sub(seen.since_ms) >= self.settle_ms;
         waited && queue.leases_of(&pack.owner).all(|lease| lease.attempt > seen.attempts)
     }
 }

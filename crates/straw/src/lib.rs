@@ -52,12 +52,13 @@
 //! # Left out, so far
 //!
 //! Live records are not moved out of a pack that is mostly dead: a pack goes whole. A fork's packs are kept by the hold in the
-//! queue it came from ([`Queue::hold_for`]) and by nothing else, so end the hold only with the fork. An open pack whose owner
-//! holds no lease from before and that did not grow for a while is taken for abandoned: should its writer live, its next
-//! completion is refused and it publishes again. Reads copy once (no mapping), records are not compressed, a changed tensor is
+//! queue it came from ([`Queue::hold_for`]) and by nothing else, so end the hold only with the fork. Reads copy once (no mapping), records are not compressed, a changed tensor is
 //! written whole, and names of retired packs are remembered for ever.
 //!
 //! # Giving space back
+//!
+//! A writer holds an advisory lock on the pack that it adds to; a pack that is not sealed and whose lock can be had has lost its
+//! writer ([`PackInfo::abandoned`]). No clock tells that. On a mount that does not share locks between hosts such a pack is kept.
 //!
 //! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Store::remove`]; in this order. On a start
 //! call [`Store::remove`] with [`Queue::retired`], to finish what was interrupted.

@@ -17,7 +17,7 @@ const FOOTER_MAGIC: [u8; 4] = *b"SFOT";
 const SEAL: [u8; 4] = *b"SEAL";
 const TRAILER: u64 = 16;
 /// Version of everything in a pack.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 const EXTENSION: &str = ".pack";
 
 /// First bytes of a pack.
@@ -25,6 +25,9 @@ const EXTENSION: &str = ".pack";
 pub(crate) struct Header {
     pub(crate) format: u32,
     pub(crate) owner: String,
+    /// Its writer holds the file's lock for as long as it may add to it. A writer that could not get it makes this header durable
+    /// before it publishes, so that a pack without a header is none of those.
+    pub(crate) locked: bool,
 }
 
 /// Last bytes of a sealed pack: its extents, so that receipts need no walk.
@@ -74,8 +77,8 @@ pub(crate) fn of_file(file_name: &str) -> Option<&str> {
 }
 
 /// The encoded header and its padding; extents begin behind it.
-pub(crate) fn encode_header(name: &str, owner: &str) -> Vec<u8> {
-    let header = Header { format: FORMAT, owner: owner.to_owned() };
+pub(crate) fn encode_header(name: &str, owner: &str, locked: bool) -> Vec<u8> {
+    let header = Header { format: FORMAT, owner: owner.to_owned(), locked };
     let (mut bytes, _) = frame::encode(MAGIC, &Salt { file: name, offset: 0 }, &header);
     bytes.resize(align(bytes.len() as u64) as usize, 0);
     bytes

@@ -164,10 +164,8 @@ impl<'a> Process<'a> {
     }
 
     fn collect(&mut self) -> Result<(), Stopped> {
-        let open = self.writer.pack();
         let packs = self.retry(|p| p.store.packs())?;
-        let packs: Vec<_> = packs.into_iter().filter(|p| Some(&p.name) != open.as_ref()).collect();
-        let mut collector = Collector::new(0, 0);
+        let mut collector = Collector::new(0);
         let names = collector.candidates(&packs, &self.queue, 0);
         let names: Vec<String> = names.into_iter().filter(|n| packs.iter().any(|p| &p.name == n)).collect();
         if names.is_empty() {

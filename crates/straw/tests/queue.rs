@@ -620,9 +620,15 @@ fn a_pack_is_given_up_only_when_no_work_from_before_can_need_it() {
     let mut q = queue();
     let op = q.submit((0..3).map(|id| new_task(id, 3)).collect());
     apply(&mut q, op);
-    let pack = |n: u64, sealed| PackInfo { name: reference(n).pack, owner: "w".into(), bytes: 100 * n, sealed };
+    let pack = |n: u64, sealed| PackInfo {
+        name: reference(n).pack,
+        owner: "w".into(),
+        bytes: 100 * n,
+        sealed,
+        abandoned: false,
+    };
     let packs = [pack(1, true), pack(2, true), pack(3, false)];
-    let mut collector = Collector::new(10, 1000);
+    let mut collector = Collector::new(10);
     let lease = q.acquire("w", 1, 0, TERMS).remove(0);
     assert!(collector.candidates(&packs, &q, 0).is_empty(), "first seen");
     assert!(collector.candidates(&packs, &q, 20).is_empty(), "the worker may be about to complete from it");
@@ -630,11 +636,11 @@ fn a_pack_is_given_up_only_when_no_work_from_before_can_need_it() {
     q.apply(&op).unwrap();
     q.acquire("w", 1, 20, TERMS);
     assert_eq!(collector.candidates(&packs, &q, 20), [reference(1).pack], "later leases do not hold it");
-    assert_eq!(collector.candidates(&packs, &q, 999), [reference(1).pack], "an open pack waits longer");
-    let grown = [pack(2, true), PackInfo { bytes: 301, ..pack(3, false) }];
-    assert!(collector.candidates(&grown, &q, 1000).is_empty(), "its writer lives");
+    assert_eq!(collector.candidates(&packs, &q, u64::MAX / 2), [reference(1).pack], "however long a pack is idle");
+    let dead = [pack(2, true), PackInfo { abandoned: true, ..pack(3, false) }];
     q.release_worker("w");
-    assert_eq!(collector.candidates(&grown, &q, 2000), [reference(3).pack]);
+    assert!(collector.candidates(&dead, &q, u64::MAX - 10).is_empty(), "its receipts may be offered");
+    assert_eq!(collector.candidates(&dead, &q, u64::MAX), [reference(3).pack]);
 }
 
 #[test]

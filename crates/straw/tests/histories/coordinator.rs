@@ -39,7 +39,7 @@ impl Coordinator {
         queue.begin_epoch(found.epoch);
         world.count(|c| c.claims += 1);
         let writer = store.writer("conductor-0").unwrap();
-        let collector = Collector::new(40, 80);
+        let collector = Collector::new(40);
         Some(Box::new(Coordinator { sim, store, journal, queue, writer, collector, over: false }))
     }
 
@@ -227,7 +227,10 @@ impl Coordinator {
     fn collect(&mut self, world: &World) {
         let Ok(packs) = self.store.packs() else { return };
         let open = self.writer.pack();
-        let packs: Vec<_> = packs.into_iter().filter(|p| Some(&p.name) != open.as_ref()).collect();
+        let mine = packs.iter().find(|p| Some(&p.name) == open.as_ref());
+        let lives = !self.over && !world.was_locked_out(&self.sim);
+        assert!(!lives || mine.is_none_or(|p| !p.abandoned), "a writer that lives was taken for dead");
+        world.count(|c| c.abandoned += packs.iter().filter(|p| p.abandoned).count() as u64);
         let names = self.collector.candidates(&packs, &self.queue, world.now_ms());
         if !names.is_empty() {
             let Ok(op) = self.queue.retire(&names) else { panic!("a candidate is not live") };

@@ -29,6 +29,8 @@ pub struct Counts {
     pub accepted: u64,
     pub republished: u64,
     pub snapshots: u64,
+    pub abandoned: u64,
+    pub locked_out: u64,
     pub retired: u64,
     pub removals: u64,
     pub checkpoints: u64,
@@ -44,7 +46,8 @@ pub struct Counts {
 
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
-        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots retired removals
+        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots abandoned locked_out
+            retired removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -75,6 +78,8 @@ pub struct World {
     readers: RefCell<Vec<(SimFs, Store)>>,
     facts: RefCell<Facts>,
     counts: RefCell<Counts>,
+    /// Hosts that lost their locks while they lived.
+    locked_out: RefCell<Vec<SimFs>>,
     /// Set while the end is checked: nothing fails and no one is frozen.
     quiet: Cell<bool>,
 }
@@ -91,6 +96,7 @@ pub fn run(seed: u64) -> Counts {
     if random.below(2) == 0 {
         sim.set_stale_ms(1 + random.below(60));
     }
+    sim.set_lock_session_ms([0, 50, 5000][random.below(3) as usize]);
     let world = Rc::new(World {
         one_host,
         fault_per_mille: [0, 0, 5, 30][random.below(4) as usize],
@@ -103,6 +109,7 @@ pub fn run(seed: u64) -> Counts {
         workers: RefCell::new((0..WORKERS).map(|_| None).collect()),
         readers: RefCell::default(),
         facts: RefCell::default(),
+        locked_out: RefCell::default(),
         counts: RefCell::default(),
         quiet: Cell::new(false),
     });
@@ -217,6 +224,7 @@ impl World {
             88..95 => self.read(),
             95 | 96 => self.sim().write_back(self.random.next()),
             97 => self.lose_someone(),
+            98 => self.lock_someone_out(),
             _ => self.cut(),
         }
     }
@@ -305,6 +313,21 @@ impl World {
             self.count(|c| c.hosts_lost += 1);
             host.host_loss(self.random.next());
         }
+    }
+
+    /// A host whose session with the volume ends while it is frozen: it wakes up and writes on.
+    fn lock_someone_out(&self) {
+        let of_workers = self.workers.borrow().iter().flatten().map(|w| w.sim.clone()).next();
+        let host = of_workers.or_else(|| self.coordinators.borrow().iter().flatten().map(|c| c.sim.clone()).next());
+        if let Some(host) = host {
+            self.count(|c| c.locked_out += 1);
+            host.lose_locks();
+            self.locked_out.borrow_mut().push(host);
+        }
+    }
+
+    pub fn was_locked_out(&self, host: &SimFs) -> bool {
+        self.locked_out.borrow().iter().any(|one| one.is_host_of(host))
     }
 
     fn cut(&self) {
