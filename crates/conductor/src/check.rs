@@ -208,6 +208,7 @@ impl Audit {
             | Record::CheckpointReached { .. }
             | Record::FolderDeleted { .. }
             | Record::PacksRetired { .. }
+            | Record::PacksForgotten { .. }
             | Record::TrainerRefused { .. }
             | Record::Failed { .. } => {}
         }

@@ -293,6 +293,11 @@ pub enum Record {
         /// When.
         time_ms: u64,
     },
+    /// Names of retired packs that nothing can refer to any more are forgotten.
+    PacksForgotten {
+        /// Those of earlier eras than this.
+        below: u32,
+    },
 }
 
 /// First byte of every record.
@@ -353,6 +358,7 @@ impl Record {
             Self::PacksRetired { .. } => "PacksRetired",
             Self::TrainerRefused { .. } => "TrainerRefused",
             Self::Failed { .. } => "Failed",
+            Self::PacksForgotten { .. } => "PacksForgotten",
         }
     }
 }

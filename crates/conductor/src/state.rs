@@ -627,6 +627,7 @@ impl State {
                 self.garbage.remove(folder);
             }
             Record::PacksRetired { packs } => self.queue(name, &Op::Retire { packs: packs.clone() })?,
+            Record::PacksForgotten { below } => self.queue(name, &Op::Forget { below: *below })?,
             Record::TrainerRefused { trainer_epoch, reason } => {
                 self.trainer_mut(name, *trainer_epoch)?.refused = Some(reason.clone());
                 let now = self.events.back().map_or(0, |(time, _)| *time);

@@ -1,14 +1,23 @@
 //! Giving space back: packs that nothing can reach any more.
 //!
 //! The order makes it safe: [`Collector::candidates`] chooses, the owner journals [`crate::Queue::retire`], and only then
-//! [`Store::remove`] takes the files away. Once the retirement is in the journal no owner, present or future, accepts a
+//! [`crate::Member::remove`] takes the files away. Once the retirement is in the journal no owner, present or future, accepts a
 //! reference into the pack, so even a superseded owner that wakes up late removes only what it may.
+//!
+//! # How long a retired name is remembered
+//!
+//! A pack's name carries the era in which it was made. The queue has a *horizon*, an era that only rises: of an older pack than
+//! that it accepts references only while it has some already. So the name of a retired pack can be forgotten once its era lies
+//! below the horizon: nothing refers to it, so nothing ever will again. The collector proposes a horizon ([`Collector::horizon`])
+//! below which nobody adds to a pack and no file of a retired one is left; were it wrong about that, a result would have to be
+//! published once more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::frame::Bad;
 use crate::fs::File;
+use crate::limits::RETIRED_NAMES_MAX;
 use crate::pack;
 use crate::queue::{AttemptId, Queue};
 use crate::store::Store;
@@ -27,6 +36,13 @@ pub struct PackInfo {
     pub sealed: bool,
     /// It is not finished and never will be: its writer is dead, as the lock that it held tells.
     pub abandoned: bool,
+}
+
+impl PackInfo {
+    /// Nobody adds to it any more.
+    fn is_finished(&self) -> bool {
+        self.sealed || self.abandoned
+    }
 }
 
 impl Store {
@@ -62,6 +78,7 @@ impl Store {
                 abandoned,
             });
         }
+        self.settle_era()?;
         Ok(packs)
     }
 
@@ -78,25 +95,6 @@ impl Store {
             Err(_) => true,
         };
         Ok(promised.then_some(file))
-    }
-
-    /// Removes the files of `retired` packs, those of an interrupted removal included. Gives the bytes freed.
-    /// Their retirement must be durable: pass [`Queue::retired`].
-    pub fn remove(&self, retired: &BTreeSet<String>) -> Result<u64> {
-        let mut freed = 0;
-        for entry in self.list()? {
-            let Some(name) = pack::of_file(&entry.name).filter(|name| retired.contains(*name)) else { continue };
-            match self.inner.dir.remove(&entry.name) {
-                Ok(()) => freed += entry.len,
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(Error::io("remove", entry.name, e)),
-            }
-            self.forget(name);
-        }
-        if freed > 0 {
-            self.inner.dir.sync().map_err(|e| Error::io("sync", self.dir_name(), e))?;
-        }
-        Ok(freed)
     }
 }
 
@@ -117,6 +115,7 @@ pub struct Collector {
 struct Seen {
     bytes: u64,
     sealed: bool,
+    live: bool,
     since_ms: u64,
     attempts: AttemptId,
 }
@@ -132,23 +131,51 @@ impl Collector {
         self.seen.retain(|name, _| packs.iter().any(|p| &p.name == name));
         let mut chosen = Vec::new();
         for pack in packs {
-            let growing = !pack.sealed && !pack.abandoned;
-            if growing || queue.is_live(&pack.name) || queue.retired().contains(&pack.name) {
+            if !pack.is_finished() || queue.retired().contains(&pack.name) {
                 self.seen.remove(&pack.name);
-            } else if self.has_settled(pack, queue, now_ms) {
+            } else if self.has_settled(pack, queue, now_ms) && !queue.is_live(&pack.name) {
                 chosen.push(pack.name.clone());
             }
         }
         chosen
     }
 
+    /// The horizon that would let the queue forget names of retired packs; `None` when it would not. Call it after
+    /// [`Collector::candidates`] with the same packs, and journal [`Queue::forget`] of it.
+    ///
+    /// A pack that somebody may still complete results from holds it back, unless more than
+    /// [`crate::limits::RETIRED_NAMES_MAX`] names are remembered: then its writer has to publish them again.
+    pub fn horizon(&self, packs: &[PackInfo], queue: &Queue, now_ms: u64) -> Option<u32> {
+        let newest = packs.iter().map(|p| pack::era_of(&p.name)).max()?;
+        let crowded = queue.retired().len() > RETIRED_NAMES_MAX;
+        let holds_back = |p: &&PackInfo| {
+            let retired = queue.retired().contains(&p.name);
+            retired || !(crowded || p.is_finished() && self.is_settled(p, queue, now_ms))
+        };
+        let below = packs.iter().filter(holds_back).map(|p| pack::era_of(&p.name)).min().unwrap_or(newest).min(newest);
+        let forgets = queue.retired().iter().any(|name| pack::era_of(name) < below);
+        (forgets && below >= queue.horizon()).then_some(below)
+    }
+
     fn has_settled(&mut self, pack: &PackInfo, queue: &Queue, now_ms: u64) -> bool {
-        let now = Seen { bytes: pack.bytes, sealed: pack.sealed, since_ms: now_ms, attempts: queue.last_attempt() };
+        let now = Seen {
+            bytes: pack.bytes,
+            sealed: pack.sealed,
+            live: queue.is_live(&pack.name),
+            since_ms: now_ms,
+            attempts: queue.last_attempt(),
+        };
         let seen = self.seen.entry(pack.name.clone()).or_insert_with(|| now.clone());
-        if seen.bytes != pack.bytes || seen.sealed != pack.sealed {
+        if (seen.bytes, seen.sealed, seen.live) != (now.bytes, now.sealed, now.live) {
             *seen = now;
         }
-        let waited = now_ms.saturating_sub(seen.since_ms) >= self.settle_ms;
-        waited && queue.leases_of(&pack.owner).all(|lease| lease.attempt > seen.attempts)
+        self.is_settled(pack, queue, now_ms)
+    }
+
+    fn is_settled(&self, pack: &PackInfo, queue: &Queue, now_ms: u64) -> bool {
+        self.seen.get(&pack.name).is_some_and(|seen| {
+            let waited = now_ms.saturating_sub(seen.since_ms) >= self.settle_ms;
+            waited && queue.leases_of(&pack.owner).all(|lease| lease.attempt > seen.attempts)
+        })
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! pack = header | pad | extent | extent | ... | footer | trailer        (footer and trailer once sealed)
 //! ```
-//! Its name is the owner's name and a number no one else gets, and is never used again.
+//! Its name is the owner's name, the era it was made in ([`crate::pool`]) and a number no one else gets, and is never used again.
 
 use serde::{Deserialize, Serialize};
 
@@ -56,14 +56,20 @@ pub(crate) fn place(end: u64, len: u64) -> u64 {
 }
 
 /// Name of a new pack.
-pub(crate) fn name(owner: &str, unique: u64) -> String {
-    format!("{owner}-{unique:016x}")
+pub(crate) fn name(owner: &str, era: u32, unique: u64) -> String {
+    format!("{owner}-{era:08x}{unique:016x}")
+}
+
+/// Era in a pack's name: 0 where there is none.
+pub(crate) fn era_of(name: &str) -> u32 {
+    let number = name.rsplit_once('-').filter(|_| owner_of(name).is_some()).and_then(|(_, number)| number.get(..8));
+    number.and_then(|era| u32::from_str_radix(era, 16).ok()).unwrap_or(0)
 }
 
 /// Owner in a pack's name.
 pub(crate) fn owner_of(name: &str) -> Option<&str> {
     let (owner, unique) = name.rsplit_once('-')?;
-    let hex = unique.len() == 16 && unique.bytes().all(|c| c.is_ascii_hexdigit());
+    let hex = unique.len() == 24 && unique.bytes().all(|c| c.is_ascii_hexdigit());
     (hex && !owner.is_empty()).then_some(owner)
 }
 

@@ -169,7 +169,7 @@ impl OpenPack {
     /// extent.
     fn create(store: &Store, owner: &str) -> Result<Self> {
         let inner = &store.inner;
-        let name = pack::name(owner, inner.fs.unique());
+        let name = pack::name(owner, store.era()?, inner.fs.unique());
         let file_name = file_name(&name);
         let file = inner.dir.create_new(&file_name).map_err(|e| Error::io("create", &file_name, e))?;
         // Without the lock it is written all the same, and kept until it is sealed: nobody could tell that its writer died.

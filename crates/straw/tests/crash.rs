@@ -38,6 +38,7 @@ struct Process<'a> {
     sim: SimFs,
     promised: &'a mut Promised,
     store: Store,
+    member: straw::Member,
     writer: straw::Writer,
     journal: Journal,
     queue: Queue,
@@ -72,10 +73,11 @@ impl<'a> Process<'a> {
         let (journal, found) = claim(sim)?;
         let queue = check_journal(&found, promised);
         check_store(&store, &queue, promised)?;
-        store.remove(queue.retired())?;
+        let member = store.register("main")?;
+        member.remove(queue.retired())?;
         let writer = store.writer("worker-0")?;
         let mut process =
-            Process { sim: sim.clone(), promised, store, writer, journal, queue, now_ms: 0, frail: false };
+            Process { sim: sim.clone(), promised, store, member, writer, journal, queue, now_ms: 0, frail: false };
         process.queue.begin_epoch(found.epoch);
         Ok(process)
     }
@@ -173,7 +175,13 @@ impl<'a> Process<'a> {
         }
         let op = self.queue.retire(&names).unwrap();
         self.commit(&[op])?;
-        self.retry(|p| p.store.remove(p.queue.retired()).map(drop))
+        self.retry(|p| p.member.remove(p.queue.retired()).map(drop))?;
+        let packs = self.retry(|p| p.store.packs())?;
+        if let Some(below) = collector.horizon(&packs, &self.queue, 0) {
+            let op = self.queue.forget(below).unwrap();
+            self.commit(&[op])?;
+        }
+        Ok(())
     }
 
     fn batch(&mut self) -> Result<(), Stopped> {
@@ -277,7 +285,7 @@ fn check_journal(found: &straw::Recovered, promised: &mut Promised) -> Queue {
 
 fn check_store(store: &Store, queue: &Queue, promised: &mut Promised) -> Result<(), Error> {
     let receipts = store.receipts("worker-0")?;
-    let retired = |refs: &[Ref]| refs.iter().any(|r| queue.retired().contains(&r.pack));
+    let retired = |refs: &[Ref]| refs.iter().any(|r| queue.is_given_up(&r.pack));
     for (submission, (refs, records)) in &promised.published {
         if retired(refs) {
             continue;

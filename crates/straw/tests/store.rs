@@ -262,7 +262,7 @@ fn a_retired_pack_is_forgotten_so_that_its_submission_can_be_published_again() {
     let store = store(dir.path());
     let writer = store.writer("w").unwrap();
     let refs = writer.publish("s", &[record(1, 2, 2)]).unwrap();
-    let freed = store.remove(&[refs[0].pack.clone()].into()).unwrap();
+    let freed = store.register("main").unwrap().remove(&[refs[0].pack.clone()].into()).unwrap();
     assert!(freed > 0 && matches!(store.read(&refs[0]), Err(Error::PackMissing { .. })));
     writer.retired(&refs[0].pack);
     let again = writer.publish("s", &[record(1, 2, 2)]).unwrap();

@@ -43,6 +43,7 @@ impl Queue {
                 self.holds.remove(&before.unwrap_or_default());
             }
             Op::Retire { packs } => self.durable.retired.extend(packs.iter().cloned()),
+            Op::Forget { below } => self.apply_forget(*below),
             Op::OpenConsumer { name, from } => self.apply_open_consumer(name, *from),
             Op::AckConsumer { name, positions, state } => self.apply_ack_consumer(name, positions, state.as_deref()),
             Op::CloseConsumer { name } => self.apply_close_consumer(name),
@@ -79,6 +80,7 @@ impl Queue {
             Op::Retain { owner, refs } => self.check_retain(owner, refs),
             Op::ReleaseOwner { .. } => Ok(()),
             Op::Retire { packs } => self.check_retire(packs),
+            Op::Forget { below } => self.check_forget(*below),
             Op::OpenConsumer { name, .. } => self.check_open_consumer(name),
             Op::AckConsumer { name, positions, state } => self.check_ack_consumer(name, positions, state.as_deref()),
             Op::CloseConsumer { .. } | Op::EndFork { .. } => Ok(()),

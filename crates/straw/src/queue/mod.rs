@@ -55,7 +55,7 @@ use lease::Leases;
 use order::Order;
 
 /// Version of the queue's ops and of its serialised state.
-pub(crate) const FORMAT: u16 = 2;
+pub(crate) const FORMAT: u16 = 3;
 
 /// The queue of one run. Serialises to (and from) its durable part alone.
 #[derive(Clone, Debug, Default)]
@@ -85,8 +85,11 @@ struct Durable {
     next_turn: u64,
     /// Never goes back either, so that a position means one group for ever.
     next_position: Position,
-    /// Packs that were given up to the collector; nothing may refer to them again.
+    /// Packs that were given up to the collector; nothing may refer to them again. Those of eras below the horizon are
+    /// forgotten.
     retired: BTreeSet<String>,
+    /// Packs of earlier eras are accepted only while they are referred to already. Never goes back.
+    horizon: u32,
     /// Named states to go back to or to fork from.
     checkpoints: BTreeMap<String, Checkpoint>,
     /// The checkpoint that the present state comes from.

@@ -8,6 +8,8 @@ use crate::world::World;
 
 pub struct Worker {
     pub sim: SimFs,
+    /// The queue it works for.
+    line: usize,
     pub name: String,
     store: Store,
     writer: Writer,
@@ -26,10 +28,11 @@ struct Finished {
 const RECORDS: usize = 2;
 
 impl Worker {
-    pub fn start(world: &World, sim: SimFs, name: &str) -> Option<Box<Self>> {
+    pub fn start(world: &World, sim: SimFs, name: &str, line: usize) -> Option<Box<Self>> {
         let store = store(world, &sim).ok()?;
         let writer = store.writer(name).unwrap();
-        let mut worker = Worker { sim, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
+        let mut worker =
+            Worker { sim, line, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
         worker.recover(world)?;
         Some(Box::new(worker))
     }
@@ -61,18 +64,18 @@ impl Worker {
 
     pub fn step(&mut self, world: &World) {
         match world.random.below(8) {
-            0 | 1 => drop(world.with_coordinator(|c| self.lease(world, c))),
+            0 | 1 => drop(world.with_coordinator(self.line, |c| self.lease(world, c))),
             2..5 => self.publish(world),
-            5 | 6 => drop(world.with_coordinator(|c| self.complete(world, c))),
+            5 | 6 => drop(world.with_coordinator(self.line, |c| self.complete(world, c))),
             _ => match world.random.below(4) {
                 0 => self.writer.seal(),
-                1 => drop(world.with_coordinator(|c| self.give_up(world, c))),
-                2 => drop(world.with_coordinator(|c| self.renew(world, c))),
+                1 => drop(world.with_coordinator(self.line, |c| self.give_up(world, c))),
+                2 => drop(world.with_coordinator(self.line, |c| self.renew(world, c))),
                 _ => {
                     // The same submission again: the receipt, and nothing written.
                     if let Some(f) = self.finished.last().cloned() {
                         let again = publish(world, &self.writer, &f.submission, RECORDS);
-                        let retired = world.facts().is_retired(&f.refs);
+                        let retired = world.facts().is_refused(&f.refs);
                         assert!(retired || again == Some(f.refs), "a receipt is another one than before");
                     }
                 }
@@ -92,7 +95,7 @@ impl Worker {
 
     fn publish(&mut self, world: &World) {
         let Some(lease) = self.held.first().cloned() else { return };
-        let submission = format!("g{}-{}", lease.task.0, lease.attempt);
+        let submission = format!("g{}-{}-{}", lease.task.0, lease.attempt, self.line);
         if let Some(refs) = publish(world, &self.writer, &submission, RECORDS) {
             self.held.retain(|l| l.attempt != lease.attempt);
             self.finished.push(Finished { lease, submission, refs });
@@ -113,12 +116,12 @@ impl Worker {
                 }
                 let (position, group) = c.queue.accepted_of(lease.task).expect("just accepted");
                 assert_eq!(&group.submission, submission);
-                world.facts().accepted(submission, position.0);
+                world.facts().lines[self.line].accepted(submission, position.0);
                 world.count(|c| c.accepted += 1);
             }
             Ok(Completion::Already(position)) => {
                 // Known to whom it spoke to; a zombie may know what it never was acknowledged.
-                world.facts().accepted(submission, position.0);
+                world.facts().lines[self.line].accepted(submission, position.0);
             }
             Ok(Completion::Settled) => {}
             Err(Refused::StaleAttempt { .. }) => return, // offers it later
@@ -141,7 +144,7 @@ impl Worker {
         let op = match world.random.below(2) {
             0 => c.queue.fail(lease.task, lease.attempt, "no answer", true),
             _ => {
-                let submission = format!("p{}-{}", lease.task.0, lease.attempt);
+                let submission = format!("p{}-{}-{}", lease.task.0, lease.attempt, self.line);
                 let Some(parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
                 c.queue.yield_partial(lease.task, lease.attempt, Class::Partial, Some(3), &parts)
             }

@@ -15,7 +15,8 @@ use crate::worker::Worker;
 /// Steps of one history, those of frozen participants' neighbours not counted.
 const STEPS: u64 = 150;
 const FROZEN_IN_EACH_OTHER_MAX: u32 = 3;
-const WORKERS: usize = 2;
+/// The last one works for the fork.
+const WORKERS: usize = 3;
 
 /// What happened, so that a search which finds nothing is known to have looked.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +33,9 @@ pub struct Counts {
     pub abandoned: u64,
     pub locked_out: u64,
     pub retired: u64,
+    pub forgotten: u64,
+    pub forks: u64,
+    pub fork_steps: u64,
     pub removals: u64,
     pub checkpoints: u64,
     pub rollbacks: u64,
@@ -47,7 +51,7 @@ pub struct Counts {
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
         each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots abandoned locked_out
-            retired removals
+            retired forgotten forks fork_steps removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -123,6 +127,10 @@ pub fn run(seed: u64) -> Counts {
     world.end();
     World::forget();
     world.counts.take()
+}
+
+fn line_of(worker: usize) -> usize {
+    usize::from(worker == WORKERS - 1)
 }
 
 /// Called before each operation on the volume.
@@ -219,7 +227,11 @@ impl World {
         match roll {
             0..8 => self.start_coordinator(),
             8..14 => self.start_worker(),
-            14..54 => drop(self.with_coordinator(|c| c.step(self))),
+            14..54 => {
+                let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+                self.with_coordinator(line, |c| c.step(self));
+                self.count(|c| c.fork_steps += line as u64);
+            }
             54..88 => self.worker_step(),
             88..95 => self.read(),
             95 | 96 => self.sim().write_back(self.random.next()),
@@ -231,11 +243,12 @@ impl World {
 
     fn start_coordinator(&self) {
         // Mostly because the one before is over, at times beside it.
-        let alive = self.coordinators.borrow().iter().flatten().filter(|c| !c.over).count();
+        let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+        let alive = self.coordinators.borrow().iter().flatten().filter(|c| !c.over && c.line == line).count();
         if alive > 0 && self.random.below(4) > 0 {
             return;
         }
-        if let Some(new) = Coordinator::start(self, self.host()) {
+        if let Some(new) = Coordinator::start(self, self.host(), line) {
             let mut all = self.coordinators.borrow_mut();
             all.retain(|c| c.as_ref().is_none_or(|c| !c.over));
             all.push(Some(new));
@@ -245,16 +258,17 @@ impl World {
     fn start_worker(&self) {
         let at = self.random.below(WORKERS as u64) as usize;
         if self.workers.borrow()[at].is_none() {
-            let new = Worker::start(self, self.host(), &format!("worker-{at}"));
+            let new = Worker::start(self, self.host(), &format!("worker-{at}"), line_of(at));
             self.workers.borrow_mut()[at] = new;
         }
     }
 
     /// Lets someone that is a coordinator, or believes so, act; nobody when all are in the middle of something.
-    pub fn with_coordinator<T>(&self, act: impl FnOnce(&mut Coordinator) -> T) -> Option<T> {
+    pub fn with_coordinator<T>(&self, line: usize, act: impl FnOnce(&mut Coordinator) -> T) -> Option<T> {
         let mut coordinator = {
             let mut all = self.coordinators.borrow_mut();
-            let free: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_some()).collect();
+            let free: Vec<usize> =
+                (0..all.len()).filter(|i| all[*i].as_ref().is_some_and(|c| c.line == line)).collect();
             all[*self.random.pick(&free)?].take()?
         };
         let done = act(&mut coordinator);
@@ -358,24 +372,29 @@ impl World {
         }
         let errors = verify(&self.sim(), "/run").map(|v| v.errors).unwrap_or_default();
         assert_eq!(errors, [], "a crash is not damage");
-        let mut coordinator = Coordinator::start(self, self.host()).expect("a quiet volume is claimed");
-        self.check(&coordinator.store);
-        for _ in 0..10 {
-            coordinator.step(self);
+        let lines = 1 + usize::from(self.facts().lines[1].begun);
+        let start = |line| Coordinator::start(self, self.host(), line).expect("a quiet volume is claimed");
+        let mut coordinators: Vec<_> = (0..lines).map(start).collect();
+        self.check(&coordinators[0].store);
+        for step in 0..20 {
+            coordinators[step % lines].step(self);
         }
+        coordinators.iter_mut().for_each(|c| c.accepts_new_work(self));
         for at in 0..WORKERS {
-            Worker::start(self, self.host(), &format!("worker-{at}")).expect("a quiet volume has its receipts");
+            Worker::start(self, self.host(), &format!("worker-{at}"), line_of(at))
+                .expect("a quiet volume has its receipts");
         }
-        drop(coordinator);
+        drop(coordinators);
         self.power_cut();
-        let coordinator = Coordinator::start(self, self.host()).expect("a quiet volume is claimed");
-        self.check(&coordinator.store);
+        let lines = 1 + usize::from(self.facts().lines[1].begun);
+        let coordinators: Vec<_> = (0..lines).map(start).collect();
+        self.check(&coordinators[0].store);
         assert_eq!(inspect(&self.sim(), "/run").unwrap().errors, []);
     }
 
     fn check(&self, store: &Store) {
         let facts = self.facts();
-        for r in facts.model.live_refs() {
+        for r in facts.lines.iter().flat_map(|line| line.model.live_refs()) {
             store.read(r).expect("durable state refers to it");
         }
         for (submission, all) in &facts.published {
