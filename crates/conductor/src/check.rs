@@ -209,6 +209,7 @@ impl Audit {
             | Record::FolderDeleted { .. }
             | Record::PacksRetired { .. }
             | Record::PacksForgotten { .. }
+            | Record::RecordsMoved { .. }
             | Record::TrainerRefused { .. }
             | Record::Failed { .. } => {}
         }

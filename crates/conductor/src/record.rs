@@ -298,6 +298,11 @@ pub enum Record {
         /// Those of earlier eras than this.
         below: u32,
     },
+    /// Records were moved out of packs that were mostly dead.
+    RecordsMoved {
+        /// From where, and to where.
+        moves: Vec<(Ref, Ref)>,
+    },
 }
 
 /// First byte of every record.
@@ -359,6 +364,7 @@ impl Record {
             Self::TrainerRefused { .. } => "TrainerRefused",
             Self::Failed { .. } => "Failed",
             Self::PacksForgotten { .. } => "PacksForgotten",
+            Self::RecordsMoved { .. } => "RecordsMoved",
         }
     }
 }

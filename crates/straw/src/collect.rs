@@ -19,7 +19,7 @@ use crate::frame::Bad;
 use crate::fs::File;
 use crate::limits::RETIRED_NAMES_MAX;
 use crate::pack;
-use crate::queue::{AttemptId, Queue};
+use crate::queue::{AttemptId, Lease, Queue};
 use crate::store::Store;
 use crate::{Error, Result};
 
@@ -175,7 +175,10 @@ impl Collector {
     fn is_settled(&self, pack: &PackInfo, queue: &Queue, now_ms: u64) -> bool {
         self.seen.get(&pack.name).is_some_and(|seen| {
             let waited = now_ms.saturating_sub(seen.since_ms) >= self.settle_ms;
-            waited && queue.leases_of(&pack.owner).all(|lease| lease.attempt > seen.attempts)
+            let later = |lease: &Lease| lease.attempt > seen.attempts;
+            // Whoever was given a task before its records moved may still read them here.
+            let readers = !queue.was_moved_from(&pack.name) || queue.leases().all(later);
+            waited && readers && queue.leases_of(&pack.owner).all(later)
         })
     }
 }

@@ -52,8 +52,7 @@
 //!
 //! # Left out, so far
 //!
-//! Live records are not moved out of a pack that is mostly dead: a pack goes whole. Reads copy once (no mapping), records are
-//! not compressed, and a changed tensor is written whole.
+//! Reads copy once (no mapping), records are not compressed, and a changed tensor is written whole.
 //!
 //! # Giving space back
 //!
@@ -66,6 +65,8 @@
 //!   a pack is kept.
 //! * *Who else?* Queues may share a pool ([`Queue::fork`]). Each registers ([`Store::register`]) before it refers to anything,
 //!   and a file goes when all of them have given its pack up ([`pool`] has the rule and why it holds).
+//! * *What of a pack that is mostly dead?* Its live records move to another one, and every reference that the queue holds with
+//!   them ([`compact`]); old references lead there for as long as the record is needed ([`Queue::resolve`]).
 //! * *For how long?* A retired name is refused for ever and remembered for a while: an old era's name needs no memory.
 //!
 //! # A whole program
@@ -129,6 +130,7 @@
 
 mod blob;
 mod collect;
+pub mod compact;
 mod dtype;
 mod durability;
 mod error;

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use straw::queue::{BatchId, Class, Completion, DropCause, LeaseTerms, NewTask, Op, TaskId};
-use straw::{Collector, Error, Fault, Journal, Options, Queue, Record, Ref, SimFs, Store, Tensor, inspect, verify};
+use straw::{
+    Collector, Error, Fault, Journal, Options, Queue, Record, Ref, SimFs, Store, Tensor, compact, inspect, verify,
+};
 
 const TERMS: LeaseTerms = LeaseTerms { duration_ms: 100, per_worker_max: 64 };
 
@@ -184,6 +186,19 @@ impl<'a> Process<'a> {
         Ok(())
     }
 
+    /// Moves what is needed out of the emptiest pack.
+    fn compact(&mut self) -> Result<(), Stopped> {
+        self.writer.seal();
+        let packs = self.retry(|p| p.store.packs())?;
+        let one = compact::sparse(&packs, &self.queue, 100).into_iter().next().expect("something is needed");
+        let copier = self.store.writer("copier").unwrap();
+        let moves = self.retry(|p| compact::copy(&p.store, &copier, &one.live))?;
+        let op = self.queue.move_records(&moves).unwrap();
+        self.commit(&[op])?;
+        assert!(!self.queue.is_live(&one.pack), "nothing is left behind");
+        Ok(())
+    }
+
     fn batch(&mut self) -> Result<(), Stopped> {
         let batch = self.queue.next_batch();
         let positions: Vec<_> = self.queue.unbatched().map(|(p, _)| p).collect();
@@ -227,7 +242,7 @@ impl<'a> Process<'a> {
         let release = self.queue.release(BatchId(1)).unwrap();
         let retain = self.queue.retain("commit-0", &self.queue.batch(BatchId(1)).unwrap().payload).unwrap();
         self.commit(&[release, retain])?;
-        self.writer.seal();
+        self.compact()?;
         self.collect()?;
         self.reclaim_gently()?;
         self.complete(1)?;
@@ -236,6 +251,7 @@ impl<'a> Process<'a> {
         self.commit(&[op])?;
         let rewind = self.queue.rewind(BatchId(1)).unwrap();
         self.commit(&[rewind])?;
+        self.compact()?;
         self.snapshot()?;
         let ack = self.queue.ack(BatchId(1)).unwrap().unwrap();
         let release = Op::Release { below: BatchId(2) };

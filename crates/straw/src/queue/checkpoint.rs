@@ -94,6 +94,7 @@ impl Queue {
             next_position: self.durable.next_position,
             retired: self.durable.retired.clone(),
             horizon: self.durable.horizon,
+            moved: self.durable.moved.clone(),
             checkpoints: [(FORKED.to_owned(), forked)].into(),
             head: Some(FORKED.to_owned()),
             forks: Default::default(),

@@ -29,6 +29,7 @@ mod checkpoint;
 mod consumers;
 mod holds;
 mod lease;
+mod moved;
 mod op;
 mod order;
 mod owners;
@@ -90,6 +91,8 @@ struct Durable {
     retired: BTreeSet<String>,
     /// Packs of earlier eras are accepted only while they are referred to already. Never goes back.
     horizon: u32,
+    /// Where records went that were moved and that something needs: old place -> present one.
+    moved: BTreeMap<crate::Ref, crate::Ref>,
     /// Named states to go back to or to fork from.
     checkpoints: BTreeMap<String, Checkpoint>,
     /// The checkpoint that the present state comes from.
@@ -135,6 +138,14 @@ impl Live {
         let accepted = self.accepted.values().flat_map(|a| &a.result);
         let batches = self.batches.values().flat_map(|b| &b.payload);
         tasks.chain(accepted).chain(batches).chain(self.owners.values().flatten())
+    }
+
+    /// The same ones, to be replaced when a record was moved.
+    fn refs_mut(&mut self) -> impl Iterator<Item = &mut crate::Ref> {
+        let tasks = self.tasks.values_mut().flat_map(|t| &mut t.parts);
+        let accepted = self.accepted.values_mut().flat_map(|a| &mut a.result);
+        let batches = self.batches.values_mut().flat_map(|b| &mut b.payload);
+        tasks.chain(accepted).chain(batches).chain(self.owners.values_mut().flatten())
     }
 }
 

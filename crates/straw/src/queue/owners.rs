@@ -11,7 +11,7 @@ use crate::pack::era_of;
 impl Queue {
     /// `owner` (a commit, an archive) holds exactly `refs` from now on.
     pub fn retain(&self, owner: &str, refs: &[Ref]) -> Result<Op, Refused> {
-        let op = Op::Retain { owner: owner.to_owned(), refs: refs.to_vec() };
+        let op = Op::Retain { owner: owner.to_owned(), refs: self.resolve_all(refs) };
         self.check(&op)?;
         Ok(op)
     }

@@ -1,7 +1,7 @@
 //! An owner of the journal, or one that believes to be.
 
-use straw::queue::{BatchId, Completion, DropCause, LeaseTerms, NewTask, Op, Position, Queue, TaskId};
-use straw::{Collector, Error, Journal, Member, Options, Ref, SimFs, Store, Writer};
+use straw::queue::{BatchId, Completion, DropCause, LeaseTerms, NewTask, Op, Position, Queue, Refused, TaskId};
+use straw::{Collector, Error, Journal, Member, Options, Ref, SimFs, Store, Writer, compact};
 
 use crate::facts::content;
 use crate::world::World;
@@ -93,7 +93,7 @@ impl Coordinator {
     pub fn step(&mut self, world: &World) {
         let random = &world.random;
         let now_ms = world.now_ms();
-        match random.below(26) {
+        match random.below(27) {
             0..5 => self.submit(world),
             5..9 => self.batch(world),
             9 | 10 => {
@@ -133,6 +133,7 @@ impl Coordinator {
             21 => self.checkpoints(world),
             22 => self.consumers(world),
             23 => self.fork(world),
+            24 => self.compact(world),
             _ => {
                 let task = self.queue.tasks().next().map(|t| t.id);
                 if let Some(task) = task {
@@ -279,6 +280,30 @@ impl Coordinator {
                 world.count(|c| c.forgotten += (before - self.queue.retired().len()) as u64);
             }
         }
+    }
+
+    /// Moves what is needed out of some pack.
+    fn compact(&mut self, world: &World) {
+        let Ok(packs) = self.store.packs() else { return };
+        let sparse = compact::sparse(&packs, &self.queue, 100);
+        let Some(one) = world.random.pick(&sparse) else { return };
+        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.live) else { return };
+        // Others acted while it was copied: what is not needed any more stays, and the copies may have been collected.
+        let op = match self.queue.move_records(&moves) {
+            Ok(op) => op,
+            Err(Refused::PackRetired(pack)) => return self.writer.retired(&pack),
+            Err(e) => panic!("copies are the same records: {e}"),
+        };
+        if self.commit(world, &[op]) {
+            world.count(|c| c.moves += moves.len() as u64);
+            let left = self.queue.live_refs().any(|r| moves.iter().any(|(from, _)| from == r));
+            assert!(!left, "a reference was not moved");
+        }
+    }
+
+    /// It has not been succeeded, as far as anyone knows.
+    pub fn is_newest(&self, world: &World) -> bool {
+        !self.over && world.facts().lines[self.line].newest_epoch() == self.journal.epoch()
     }
 
     /// Begins the fork, or goes on where an earlier coordinator was interrupted: hold, register, begin, end the hold.

@@ -91,6 +91,10 @@ impl Line {
         }
     }
 
+    pub fn newest_epoch(&self) -> u64 {
+        self.epochs.last().copied().unwrap_or(0)
+    }
+
     /// What was given up once is given up for ever, remembered or not.
     fn check_given_up(&self) {
         let back = self.model.live_packs().into_iter().find(|pack| self.given_up.contains(pack));

@@ -1,7 +1,7 @@
 //! A worker: leases, publishes, completes, dies, and offers what its predecessor left.
 
 use straw::queue::{Class, Completion, Lease, Refused};
-use straw::{Ref, SimFs, Store, Writer};
+use straw::{Error, Ref, SimFs, Store, Writer};
 
 use crate::coordinator::{Coordinator, TERMS, publish, store};
 use crate::world::World;
@@ -13,9 +13,16 @@ pub struct Worker {
     pub name: String,
     store: Store,
     writer: Writer,
-    held: Vec<Lease>,
+    held: Vec<Held>,
     /// Finished, and not acknowledged.
     finished: Vec<Finished>,
+}
+
+#[derive(Clone)]
+struct Held {
+    lease: Lease,
+    /// What earlier attempts had made, as it was told with the lease.
+    parts: Vec<Ref>,
 }
 
 #[derive(Clone)]
@@ -85,20 +92,41 @@ impl Worker {
 
     fn lease(&mut self, world: &World, c: &mut Coordinator) {
         let now_ms = world.now_ms();
-        self.held.extend(c.queue.acquire(&self.name, 2, now_ms, TERMS));
+        for lease in c.queue.acquire(&self.name, 2, now_ms, TERMS) {
+            let parts = c.queue.task(lease.task).map(|t| t.parts.clone()).unwrap_or_default();
+            self.held.push(Held { lease, parts });
+        }
     }
 
     fn renew(&mut self, world: &World, c: &mut Coordinator) {
         let now_ms = world.now_ms();
-        self.held.retain(|l| c.queue.renew(l.task, l.attempt, now_ms, TERMS).is_ok());
+        self.held.retain(|h| c.queue.renew(h.lease.task, h.lease.attempt, now_ms, TERMS).is_ok());
     }
 
     fn publish(&mut self, world: &World) {
-        let Some(lease) = self.held.first().cloned() else { return };
+        let Some(held) = self.held.first().cloned() else { return };
+        world.with_coordinator(self.line, |c| self.read_parts(world, c, &held));
+        let lease = held.lease;
         let submission = format!("g{}-{}-{}", lease.task.0, lease.attempt, self.line);
         if let Some(refs) = publish(world, &self.writer, &submission, RECORDS) {
-            self.held.retain(|l| l.attempt != lease.attempt);
+            self.held.retain(|h| h.lease.attempt != lease.attempt);
             self.finished.push(Finished { lease, submission, refs });
+        }
+    }
+
+    /// For as long as the lease holds, what was told with it can be read where it was said to be.
+    fn read_parts(&self, world: &World, c: &Coordinator, held: &Held) {
+        let holds = |c: &Coordinator| {
+            let lease = c.queue.lease(held.lease.task);
+            c.is_newest(world) && lease.is_some_and(|lease| lease.attempt == held.lease.attempt)
+        };
+        for r in &held.parts {
+            match self.store.read(r) {
+                Ok(_) => world.count(|count| count.old_parts_read += u64::from(c.queue.resolve(r) != *r)),
+                Err(Error::PackMissing { .. }) => assert!(!holds(c), "a holder's parts were removed"),
+                Err(Error::Io { .. }) if world.fails() => {}
+                Err(e) => panic!("parts of a lease: {e}"),
+            }
         }
     }
 
@@ -140,18 +168,24 @@ impl Worker {
     }
 
     fn give_up(&mut self, world: &World, c: &mut Coordinator) {
-        let Some(lease) = self.held.pop() else { return };
+        let Some(Held { lease, parts: before }) = self.held.pop() else { return };
         let op = match world.random.below(2) {
             0 => c.queue.fail(lease.task, lease.attempt, "no answer", true),
             _ => {
                 let submission = format!("p{}-{}-{}", lease.task.0, lease.attempt, self.line);
-                let Some(parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                let Some(mut parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                parts.extend(before);
+                parts.truncate(4);
                 c.queue.yield_partial(lease.task, lease.attempt, Class::Partial, Some(3), &parts)
             }
         };
         match op {
             Ok(op) => drop(c.commit(world, &[op])),
-            Err(Refused::PackRetired(pack)) => self.writer.retired(&pack),
+            Err(Refused::PackRetired(pack)) => {
+                let own = pack.starts_with(&self.name);
+                assert!(own || !c.is_newest(world), "progress of an earlier attempt is refused");
+                self.writer.retired(&pack);
+            }
             Err(_) => {}
         }
     }

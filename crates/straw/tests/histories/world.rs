@@ -32,6 +32,9 @@ pub struct Counts {
     pub snapshots: u64,
     pub abandoned: u64,
     pub locked_out: u64,
+    pub moves: u64,
+    pub old_parts_read: u64,
+    pub resolved: u64,
     pub retired: u64,
     pub forgotten: u64,
     pub forks: u64,
@@ -51,7 +54,7 @@ pub struct Counts {
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
         each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots abandoned locked_out
-            retired forgotten forks fork_steps removals
+            moves old_parts_read resolved retired forgotten forks fork_steps removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -396,6 +399,15 @@ impl World {
         let facts = self.facts();
         for r in facts.lines.iter().flat_map(|line| line.model.live_refs()) {
             store.read(r).expect("durable state refers to it");
+        }
+        for (line, r) in
+            facts.lines.iter().flat_map(|line| facts.published.values().flatten().flatten().map(move |r| (line, r)))
+        {
+            let to = line.model.resolve(r);
+            if to != *r {
+                store.read(&to).expect("a record that was moved is where it is said to be");
+                self.count(|c| c.resolved += 1);
+            }
         }
         for (submission, all) in &facts.published {
             all.iter().for_each(|refs| facts.check_read(store, submission, refs, || false));
