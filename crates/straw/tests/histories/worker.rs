@@ -70,10 +70,16 @@ impl Worker {
     }
 
     pub fn step(&mut self, world: &World) {
-        match world.random.below(8) {
+        match world.random.below(11) {
             0 | 1 => drop(world.with_coordinator(self.line, |c| self.lease(world, c))),
             2..5 => self.publish(world),
             5 | 6 => drop(world.with_coordinator(self.line, |c| self.complete(world, c))),
+            7 => drop(world.with_coordinator(self.line, |c| self.give_up(world, c))),
+            8 | 9 => {
+                if let Some(held) = world.random.pick(&self.held).cloned() {
+                    world.with_coordinator(self.line, |c| self.read_parts(world, c, &held));
+                }
+            }
             _ => match world.random.below(4) {
                 0 => self.writer.seal(),
                 1 => drop(world.with_coordinator(self.line, |c| self.give_up(world, c))),
