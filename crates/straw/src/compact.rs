@@ -8,7 +8,8 @@
 //!
 //! Whoever else has an old reference (a reader of batches, a finished result with progress of an earlier attempt in it) can go
 //! on using it: the queue knows where the record went for as long as it is needed ([`Queue::resolve`]), and translates what is
-//! brought to it. Each queue of a pool moves its own references; a pack goes when all of them have given it up.
+//! brought to it. A reference that is written down where the queue is not asked, in another record for instance, would lead
+//! nowhere: whatever an owner of such references holds stays where it is ([`sparse`]'s `stays`). Each queue of a pool moves its own references; a pack goes when all of them have given it up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,13 +32,16 @@ pub struct Sparse {
     pub live: Vec<Ref>,
 }
 
-/// The packs of which at most `live_percent_max` is needed, and something is; the emptiest first.
-pub fn sparse(packs: &[PackInfo], queue: &Queue, live_percent_max: u64) -> Vec<Sparse> {
+/// The packs of which at most `live_percent_max` percent of the bytes is needed, and something is; the emptiest first. Packs with
+/// a record that an owner holds ([`Queue::retain`]) for whom `stays` is true are left out.
+pub fn sparse(packs: &[PackInfo], queue: &Queue, live_percent_max: u64, stays: impl Fn(&str) -> bool) -> Vec<Sparse> {
+    let held = queue.owners_everywhere().filter(|(owner, _)| stays(owner));
+    let fixed: BTreeSet<&str> = held.flat_map(|(_, refs)| refs).map(|r| r.pack.as_str()).collect();
     let mut live: BTreeMap<&str, BTreeSet<&Ref>> = BTreeMap::new();
     for r in queue.live_refs() {
         live.entry(r.pack.as_str()).or_default().insert(r);
     }
-    let finished = packs.iter().filter(|pack| pack.sealed || pack.abandoned);
+    let finished = packs.iter().filter(|pack| (pack.sealed || pack.abandoned) && !fixed.contains(pack.name.as_str()));
     let found = finished.filter_map(|pack| {
         let live: Vec<Ref> = live.get(pack.name.as_str())?.iter().map(|r| (*r).clone()).collect();
         let live_bytes = live.iter().map(|r| r.len).sum();

@@ -26,7 +26,7 @@ fn live_records_move_as_they_are_and_what_is_mostly_needed_stays() {
     queue.apply(&op).unwrap();
     let op = queue.retain("many", &published[10..]).unwrap();
     queue.apply(&op).unwrap();
-    let found = compact::sparse(&store.packs().unwrap(), &queue, 50);
+    let found = compact::sparse(&store.packs().unwrap(), &queue, 50, |_| false);
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0].pack, &found[0].live[..]), (&few[0].pack, &few[..]));
     assert_eq!(found[0].live_bytes, few.iter().map(|r| r.len).sum::<u64>());
@@ -42,7 +42,7 @@ fn live_records_move_as_they_are_and_what_is_mostly_needed_stays() {
         assert_eq!(store.read(&queue.resolve(old)).unwrap(), record(i));
         assert_eq!(store.read_rows(&queue.resolve(old), "tokens", 5..6).unwrap().to_vec::<i64>().unwrap(), [5]);
     }
-    assert!(compact::sparse(&store.packs().unwrap(), &queue, 50).is_empty());
+    assert!(compact::sparse(&store.packs().unwrap(), &queue, 50, |_| false).is_empty());
 }
 
 #[test]
@@ -68,8 +68,28 @@ fn a_writer_that_lost_its_lock_does_not_copy_a_pack_into_itself() {
     sim.lose_locks();
     let mut queue = Queue::new();
     queue.apply(&queue.retain("o", std::slice::from_ref(&r)).unwrap()).unwrap();
-    let found = compact::sparse(&store.packs().unwrap(), &queue, 100);
+    let found = compact::sparse(&store.packs().unwrap(), &queue, 100, |_| false);
     let moves = compact::copy(&store, &writer, &found[0].live).unwrap();
     queue.apply(&queue.move_records(&moves).unwrap()).unwrap();
     assert!(!queue.is_live(&r.pack));
+}
+
+#[test]
+fn a_record_whose_references_are_written_down_elsewhere_is_not_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(RealFs::new(), dir.path()).unwrap();
+    let writer = store.writer("w").unwrap();
+    let refs = writer.publish("s", &[Record::new("a"), Record::new("b"), Record::new(vec![0; 9000])]).unwrap();
+    writer.seal();
+    let mut queue = Queue::new();
+    queue.apply(&queue.retain("commit", &refs[..1]).unwrap()).unwrap();
+    queue.apply(&queue.retain("archive/x/0", &refs[1..2]).unwrap()).unwrap();
+    let found =
+        |queue: &Queue| compact::sparse(&store.packs().unwrap(), queue, 50, |owner| owner.starts_with("archive/"));
+    assert!(found(&queue).is_empty(), "the pack could not be given up anyway");
+    queue.apply(&queue.checkpoint("step-1", b"model").unwrap()).unwrap();
+    queue.apply(&queue.release_owner("archive/x/0").unwrap()).unwrap();
+    assert!(found(&queue).is_empty(), "the checkpoint brings the archive back");
+    queue.apply(&queue.drop_checkpoint("step-1").unwrap()).unwrap();
+    assert_eq!(found(&queue)[0].live, refs[..1]);
 }

@@ -190,7 +190,7 @@ impl<'a> Process<'a> {
     fn compact(&mut self) -> Result<(), Stopped> {
         self.writer.seal();
         let packs = self.retry(|p| p.store.packs())?;
-        let one = compact::sparse(&packs, &self.queue, 100).into_iter().next().expect("something is needed");
+        let one = compact::sparse(&packs, &self.queue, 100, |_| false).into_iter().next().expect("something is needed");
         let copier = self.store.writer("copier").unwrap();
         let moves = self.retry(|p| compact::copy(&p.store, &copier, &one.live))?;
         let op = self.queue.move_records(&moves).unwrap();

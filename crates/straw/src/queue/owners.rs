@@ -31,6 +31,13 @@ impl Queue {
         self.durable.live.owners.iter().map(|(name, refs)| (name.as_str(), refs.as_slice()))
     }
 
+    /// Owners and what they hold, in checkpoints too.
+    pub(crate) fn owners_everywhere(&self) -> impl Iterator<Item = (&str, &[Ref])> {
+        let checkpoints = self.durable.checkpoints.values().map(|checkpoint| &*checkpoint.live);
+        let all = std::iter::once(&self.durable.live).chain(checkpoints);
+        all.flat_map(|live| &live.owners).map(|(name, refs)| (name.as_str(), refs.as_slice()))
+    }
+
     /// Gives packs up to the collector: from then on the queue refuses references into them, so they can be removed at any
     /// time, even by an owner that has been superseded since. Journal this before removing a pack.
     pub fn retire(&self, packs: &[String]) -> Result<Op, Refused> {

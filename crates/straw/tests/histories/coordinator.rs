@@ -285,7 +285,7 @@ impl Coordinator {
     /// Moves what is needed out of some pack.
     fn compact(&mut self, world: &World) {
         let Ok(packs) = self.store.packs() else { return };
-        let sparse = compact::sparse(&packs, &self.queue, 100);
+        let sparse = compact::sparse(&packs, &self.queue, 100, |_| false);
         let Some(one) = world.random.pick(&sparse) else { return };
         let Ok(moves) = compact::copy(&self.store, &self.writer, &one.live) else { return };
         // Others acted while it was copied: what is not needed any more stays, and the copies may have been collected.

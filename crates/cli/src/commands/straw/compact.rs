@@ -30,7 +30,7 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
     let (plan, freed) = if args.yes {
         act(&pool, &journal, args.live_percent)?
     } else {
-        (sparse(&sealed(&pool)?, &queue_of(&journal)?, args.live_percent), 0)
+        (sparse(&sealed(&pool)?, &queue_of(&journal)?, args.live_percent, stays), 0)
     };
     if args.folder.output == Output::Json {
         let one =
@@ -41,6 +41,11 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
     }
     human(&plan, args.yes, freed).iter().for_each(|line| say(line));
     Ok(0)
+}
+
+/// An archive's index is a record of its own, with references that no queue translates.
+fn stays(owner: &str) -> bool {
+    owner.starts_with("archive/")
 }
 
 /// The packs as whoever only looks may see them: without asking for a lock.
@@ -65,7 +70,7 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
     let member = store.register(straw::pool::MAIN)?;
     let (journal, found) = Journal::claim(RealFs::new(), journal, "thresh-straw-compact").with_context(name)?;
     let mut owned = journaled(found.snapshot.as_deref(), &found.txns).with_context(name)?;
-    let plan = sparse(&store.packs()?, &owned.queue, live_percent);
+    let plan = sparse(&store.packs()?, &owned.queue, live_percent, stays);
     let writer = store.writer("compact")?;
     for pack in &plan {
         let moves = copy(&store, &writer, &pack.live).with_context(|| pack.pack.clone())?;
