@@ -6,6 +6,9 @@
 //! other ([`crate::Collector::candidates`]), but only when all leases from before the move are over, since their holders may
 //! have old references.
 //!
+//! Records move, and holes are not punched into the pack: a hole gives nothing back where data lies in objects, and what was
+//! never written could not be told from it.
+//!
 //! Whoever else has an old reference (a reader of batches, a finished result with progress of an earlier attempt in it) can go
 //! on using it: the queue knows where the record went for as long as it is needed ([`Queue::resolve`]), and translates what is
 //! brought to it. A reference that is written down where the queue is not asked, in another record for instance, would lead

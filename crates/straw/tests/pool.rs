@@ -144,3 +144,106 @@ fn a_retired_name_is_forgotten_once_its_era_is_over_and_is_refused_for_ever() {
     assert!(queue.retain("late", std::slice::from_ref(&kept)).is_err());
     assert_eq!(look(&queue).0, vec![kept.pack.clone()], "and its file goes as any other");
 }
+
+/// A folder's listing is no snapshot: names that appear while it is read may be in it or not.
+mod torn_listing {
+    use std::fmt;
+    use std::io;
+    use std::path::Path;
+    use std::sync::{Mutex, PoisonError};
+
+    use straw::fs::{Dir, Entry, File, Fs};
+
+    use super::*;
+
+    type Meanwhile = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+    /// In the middle of the next listing of the pool, once the queues' names are read, something happens.
+    struct Torn(SimFs, Meanwhile);
+    struct TornDir(Arc<dyn Dir>, Option<Meanwhile>);
+
+    impl fmt::Debug for Torn {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Torn")
+        }
+    }
+
+    impl fmt::Debug for TornDir {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("TornDir")
+        }
+    }
+
+    impl Torn {
+        fn dir(&self, path: &Path, dir: Arc<dyn Dir>) -> Arc<dyn Dir> {
+            Arc::new(TornDir(dir, path.ends_with("pool").then(|| self.1.clone())))
+        }
+    }
+
+    impl Fs for Torn {
+        fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
+            Ok(self.dir(path, self.0.open_dir(path)?))
+        }
+        fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
+            Ok(self.dir(path, self.0.create_dir(path)?))
+        }
+        fn unique(&self) -> u64 {
+            self.0.unique()
+        }
+    }
+
+    impl Dir for TornDir {
+        fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>> {
+            self.0.create_new(name)
+        }
+        fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+            self.0.open(name)
+        }
+        fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
+            self.0.open_rw(name)
+        }
+        fn exists(&self, name: &str) -> io::Result<bool> {
+            self.0.exists(name)
+        }
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.0.remove(name)
+        }
+        fn sync(&self) -> io::Result<()> {
+            self.0.sync()
+        }
+        fn list(&self) -> io::Result<Vec<Entry>> {
+            let meanwhile = self.1.as_ref().and_then(|m| m.lock().unwrap_or_else(PoisonError::into_inner).take());
+            let Some(meanwhile) = meanwhile else { return self.0.list() };
+            let mut entries = self.0.list()?;
+            meanwhile();
+            entries.retain(|e| e.name.starts_with("queue-"));
+            entries.extend(self.0.list()?.into_iter().filter(|e| !e.name.starts_with("queue-")));
+            Ok(entries)
+        }
+    }
+
+    #[test]
+    fn a_fork_that_registers_while_a_remover_looks_keeps_its_packs() {
+        let sim = SimFs::new(1);
+        let shared = publish(&store(&sim), "w");
+        let b = store(&sim).register("b").unwrap();
+        let meanwhile: Meanwhile = Arc::default();
+        let torn = Store::open(Arc::new(Torn(sim.clone(), meanwhile.clone())), "/run/packs").unwrap();
+        let main = torn.register("main").unwrap();
+        let pack = set(&[&shared]);
+        // A fork of `b` begins, and `b`, whose hold it needs no more, gives the pack up.
+        let (of_b, fork_store) = (pack.clone(), store(&sim));
+        *meanwhile.lock().unwrap() = Some(Box::new(move || {
+            fork_store.register("fork-of-b").unwrap();
+            b.remove(&of_b).unwrap();
+        }));
+        assert_eq!(main.remove(&pack).unwrap(), 0);
+        store(&sim).read(&shared).expect("the fork needs it");
+        // Once the fork gives it up, too, it goes.
+        assert_eq!(main.remove(&pack).unwrap(), 0);
+        assert!(store(&sim).register("fork-of-b").unwrap().remove(&pack).unwrap() > 0);
+    }
+}
