@@ -937,3 +937,28 @@ fn a_pack_whose_records_moved_is_kept_until_every_lease_from_before_is_over() {
     q.acquire("b", 1, 0, TERMS); // is told the new place
     assert_eq!(collector.candidates(&packs, &q, 2), [reference(1).pack]);
 }
+
+#[test]
+fn a_pack_that_is_written_for_long_does_not_make_the_queue_remember_without_bound() {
+    let mut q = queue();
+    let max = straw::limits::RETIRED_NAMES_MAX as u64;
+    let name = |era: u32, n: u64| format!("w-{era:08x}{n:016x}");
+    let info = |name: String, sealed| PackInfo { name, owner: "w".into(), bytes: 9, sealed, abandoned: false };
+    // It was begun in era 0 and is still added to, in era 7.
+    let packs = [info(name(0, 1 << 40), false), info(name(7, 1 << 41), true)];
+    let op = q.retire(&(0..max).map(|n| name(1, n)).collect::<Vec<_>>());
+    apply(&mut q, op);
+    let mut collector = Collector::new(0);
+    collector.candidates(&packs, &q, 0);
+    assert_eq!(collector.horizon(&packs, &q, 0), None, "what is published into it is still welcome");
+    let op = q.retire(&[name(1, max)]);
+    apply(&mut q, op);
+    let below = collector.horizon(&packs, &q, 0).expect("the names are too many");
+    let op = q.forget(below);
+    apply(&mut q, op);
+    assert!(q.retired().is_empty());
+    // Its writer is told to publish again, and does so into a pack of the present era.
+    let old = Ref { pack: packs[0].name.clone(), ..reference(1) };
+    assert_eq!(q.retain("o", &[old]), Err(Refused::PackRetired(packs[0].name.clone())));
+    assert!(q.retain("o", &[Ref { pack: name(7, 5), ..reference(1) }]).is_ok());
+}
