@@ -123,6 +123,10 @@ impl Dir for CountedDir {
         self.calls.syncs.fetch_add(1, Relaxed);
         self.real.sync()
     }
+
+    fn locks_are_shared(&self) -> bool {
+        self.real.locks_are_shared()
+    }
 }
 
 #[derive(Debug)]
@@ -149,5 +153,9 @@ impl File for CountedFile {
     fn sync_data(&self) -> io::Result<()> {
         self.calls.syncs.fetch_add(1, Relaxed);
         self.real.sync_data()
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        self.real.try_lock()
     }
 }

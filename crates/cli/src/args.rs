@@ -183,6 +183,8 @@ pub enum Straw {
     Du(StrawFolder),
     /// Say what can be mended without a copy, and mend it with `--yes`. Nothing that could be needed is removed.
     Repair(StrawRepair),
+    /// Say which packs are mostly dead, and with `--yes` move what is needed of them elsewhere and give them back.
+    Compact(StrawCompact),
     /// Show how it changes, a line a look.
     Top(StrawTop),
 }
@@ -205,6 +207,20 @@ pub struct StrawRepair {
     #[command(flatten)]
     pub folder: StrawFolder,
     /// Do it. Without, it is only said.
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// `thresh straw compact`
+#[derive(Debug, clap::Args)]
+pub struct StrawCompact {
+    /// Which store.
+    #[command(flatten)]
+    pub folder: StrawFolder,
+    /// Of a pack, at most this share is needed, percent of its bytes.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub live_percent: u64,
+    /// Do it. The journal is claimed for that, so stop the run first. Without, it is only said.
     #[arg(long)]
     pub yes: bool,
 }

@@ -75,7 +75,9 @@ impl Pool {
 fn a_folder_without_a_store_is_one_clear_error_for_every_command() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("notes.txt"), "x").unwrap();
-    for args in [&["inspect"][..], &["verify"], &["owners"], &["du"], &["repair"], &["top", "--count", "1"]] {
+    for args in
+        [&["inspect"][..], &["verify"], &["owners"], &["du"], &["repair"], &["compact"], &["top", "--count", "1"]]
+    {
         for (path, said) in [
             (folder.path().to_owned(), "there is no store here"),
             (folder.path().join("missing"), "no such folder"),
@@ -164,4 +166,39 @@ fn repair_names_damage_that_only_a_copy_can_mend_and_leaves_it() {
     assert_eq!((pool.files("packs"), fs::read(&segment).unwrap()), (before, bytes));
     let (code, text) = told(&["owners"], pool.path());
     assert!(code == 1 && text.contains("corrupt"), "{text}");
+}
+
+#[test]
+fn compact_says_first_and_then_moves_what_is_needed_and_gives_the_rest_back() {
+    let mut pool = Pool::new();
+    // A fourth task ends in a pack of which nothing else is needed.
+    let store = Store::open(RealFs::new(), pool.path().join("packs")).unwrap();
+    let writer = store.writer("worker-1").unwrap();
+    writer.publish("rejected", &[Record::new(vec![1; 50_000])]).unwrap();
+    let result = writer.publish("group-3", &[Record::new(vec![3; 5000])]).unwrap();
+    writer.seal();
+    let old = result[0].clone();
+    pool.commit(&Op::Complete { task: TaskId(3), submission: "s3".into(), result, attempt: None });
+    let before = pool.files(".");
+    let packs = pool.files("packs");
+    let (code, said) = told(&["compact"], pool.path());
+    assert!(code == 0 && said.contains("would move 1 record") && said.contains("\n  fix: say --yes"), "{said}");
+    assert_eq!((pool.files("."), pool.files("packs")), (before, packs), "nothing was changed");
+    assert_eq!(json(&["compact"], pool.path())["plan"][0]["pack"], old.pack);
+
+    let (code, did) = told(&["compact", "--yes"], pool.path());
+    assert!(code == 0 && did.contains("moved 1 record") && did.contains("done; files of"), "{did}");
+    assert!(!pool.path().join(format!("packs/{}.pack", old.pack)).exists());
+    let (_, found) = Journal::claim(RealFs::new(), pool.path().join("journal"), "owner-1").unwrap();
+    let mut queue = Queue::new();
+    for record in found.txns.iter().flatten() {
+        queue.apply(&postcard::from_bytes(record).unwrap()).unwrap();
+    }
+    assert_eq!(store.read(&queue.resolve(&old)).unwrap().meta, vec![3; 5000]);
+    for r in queue.live_refs() {
+        store.read(r).unwrap();
+    }
+    assert_eq!(told(&["compact"], pool.path()), (0, "no pack is mostly dead\n".to_owned()));
+    // Whoever owned the journal before is told at its next transaction.
+    assert!(matches!(pool.journal.append(&[vec![]]), Err(straw::Error::Fenced { .. })));
 }

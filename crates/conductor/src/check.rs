@@ -219,6 +219,8 @@ impl Audit {
             | Record::CheckpointReached { .. }
             | Record::FolderDeleted { .. }
             | Record::PacksRetired { .. }
+            | Record::PacksForgotten { .. }
+            | Record::RecordsMoved { .. }
             | Record::TrainerRefused { .. }
             | Record::Failed { .. } => {}
         }

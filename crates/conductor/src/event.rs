@@ -249,7 +249,8 @@ pub enum Command {
     ListPacks,
     /// Remove packs that were retired. Nothing follows.
     RemovePacks {
-        /// All that were ever retired: a removal that was cut short is finished.
+        /// All that were retired and are not gone yet: a removal that was cut short is finished. It is [`straw::Member::remove`]'s, of
+        /// the queue [`straw::pool::MAIN`].
         retired: BTreeSet<String>,
     },
     /// Delete a folder that no record names.

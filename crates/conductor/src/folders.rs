@@ -57,6 +57,9 @@ impl Conductor {
         if !free.is_empty() && self.state.queue.retire(&free).is_ok() {
             self.emit(out, Record::PacksRetired { packs: free })?;
         }
+        if let Some(below) = self.memory.collector.horizon(packs, &self.state.queue, now) {
+            self.emit(out, Record::PacksForgotten { below })?;
+        }
         let retired = self.state.queue.retired();
         if packs.iter().any(|pack| retired.contains(&pack.name)) {
             out.commands.push(Command::RemovePacks { retired: retired.clone() });

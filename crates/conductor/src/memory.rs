@@ -9,10 +9,9 @@ use straw::Collector;
 
 use crate::{ReplyId, Source};
 
-/// A finished pack that nothing refers to is kept this long: a worker may be about to offer what is in it.
+/// A pack that nothing refers to, and that nobody adds to any more, is kept this long: a worker may be about to offer what is in
+/// it.
 const PACK_SETTLE_MS: u64 = 120_000;
-/// An unfinished one that does not grow: its writer is taken for dead.
-const PACK_IDLE_MS: u64 = 600_000;
 
 /// A worker that was heard of.
 #[derive(Clone, Debug)]
@@ -205,7 +204,7 @@ impl Memory {
             publication: None,
             first_lease_ms: BTreeMap::new(),
             deleting: BTreeMap::new(),
-            collector: Collector::new(PACK_SETTLE_MS, PACK_IDLE_MS),
+            collector: Collector::new(PACK_SETTLE_MS),
             collect_ms: 0,
             waiting: BTreeMap::new(),
             source,

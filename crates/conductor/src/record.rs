@@ -295,6 +295,16 @@ pub enum Record {
         /// When.
         time_ms: u64,
     },
+    /// Names of retired packs that nothing can refer to any more are forgotten.
+    PacksForgotten {
+        /// Those of earlier eras than this.
+        below: u32,
+    },
+    /// Records were moved out of packs that were mostly dead.
+    RecordsMoved {
+        /// From where, and to where.
+        moves: Vec<(Ref, Ref)>,
+    },
 }
 
 /// First byte of every record.
@@ -355,6 +365,8 @@ impl Record {
             Self::PacksRetired { .. } => "PacksRetired",
             Self::TrainerRefused { .. } => "TrainerRefused",
             Self::Failed { .. } => "Failed",
+            Self::PacksForgotten { .. } => "PacksForgotten",
+            Self::RecordsMoved { .. } => "RecordsMoved",
         }
     }
 }

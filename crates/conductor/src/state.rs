@@ -634,6 +634,13 @@ impl State {
                 self.garbage.remove(folder);
             }
             Record::PacksRetired { packs } => self.queue(name, &Op::Retire { packs: packs.clone() })?,
+            Record::PacksForgotten { below } => self.queue(name, &Op::Forget { below: *below })?,
+            Record::RecordsMoved { moves } => {
+                self.queue(name, &Op::Move { moves: moves.clone() })?;
+                if let Some((batch, _)) = &mut self.scorable {
+                    *batch = self.queue.resolve(batch);
+                }
+            }
             Record::TrainerRefused { trainer_epoch, reason } => {
                 self.trainer_mut(name, *trainer_epoch)?.refused = Some(reason.clone());
                 let now = self.events.back().map_or(0, |(time, _)| *time);

@@ -673,8 +673,9 @@ fn a_result_in_a_pack_that_was_collected_is_asked_for_again() {
     let worker = stranger("node");
     let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
     let group = straw::Ref { pack: "idle-1".to_owned(), ..world.new_ref() };
-    // Its writer lay idle for long (a suspended run), and nothing refers to it.
-    let idle = straw::PackInfo { name: group.pack.clone(), owner: "idle".to_owned(), bytes: 1, sealed: false };
+    // The host of its writer lost its session with the volume (a suspended run), and nothing refers to it.
+    let (name, owner) = (group.pack.clone(), "idle".to_owned());
+    let idle = straw::PackInfo { name, owner, bytes: 1, sealed: false, abandoned: true };
     world.now(|_| Event::PacksFound(vec![idle.clone()]));
     world.now += 3_600_000;
     world.now(|_| Event::PacksFound(vec![idle]));

@@ -101,6 +101,12 @@ pub enum Error {
         /// What does not fit.
         what: String,
     },
+    /// A queue of this name has left the pool ([`crate::Member::leave`]).
+    #[error("queue {queue} has left the pool: use another name, names are used once")]
+    QueueLeft {
+        /// The queue's name.
+        queue: String,
+    },
     /// The queue refused a request; nothing changed.
     #[error(transparent)]
     Refused(#[from] Refused),

@@ -4,6 +4,7 @@
 //! * bytes written are durable only after [`File::sync_data`] returned;
 //! * a name that was created, renamed or removed is so durably only after [`Dir::sync`] returned;
 //! * [`Dir::create_new`] is atomic among all hosts: of two callers one fails with `AlreadyExists`;
+//! * [`File::try_lock`] is freed when its holder's process ends; that is trusted where [`Dir::locks_are_shared`] says so;
 //! * [`Dir::exists`] sees a name that another host created before the call. A mount that remembers *missing* names (NFS with
 //!   `lookupcache=all`, a FUSE mount with a negative entry timeout) breaks this, and with it the fence.
 
@@ -50,6 +51,11 @@ pub trait Dir: fmt::Debug + Send + Sync {
     fn list(&self) -> io::Result<Vec<Entry>>;
     /// Makes all creations, renames and removals so far durable.
     fn sync(&self) -> io::Result<()>;
+    /// True when a lock that any host holds on a file of this folder is seen by all hosts, so that whoever gets it knows that
+    /// its holder is gone. False where that is not known.
+    fn locks_are_shared(&self) -> bool {
+        false
+    }
 }
 
 /// An open file.
@@ -66,4 +72,10 @@ pub trait File: fmt::Debug + Send + Sync {
     }
     /// Makes all writes so far, and the length, durable.
     fn sync_data(&self) -> io::Result<()>;
+    /// Takes the file's exclusive advisory lock, without waiting, for as long as this handle is open; the system frees it when
+    /// the process ends. `Ok(true)` alone means held; `Ok(false)` means that another handle holds it, an error that nothing is
+    /// known.
+    fn try_lock(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

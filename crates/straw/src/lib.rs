@@ -24,9 +24,10 @@
 //! # On disk
 //!
 //! ```text
-//! packs/OWNER-UNIQUE.pack     header | extent | extent | ... | footer      (the footer once its writer sealed it)
+//! packs/OWNER-NUMBER.pack     header | extent | extent | ... | footer      (the footer once its writer sealed it)
 //!   extent                    header { submission, table of records } | record | record ...
 //!   record                    head { names, types, shapes, a checksum for each 64 KiB } | tensors | meta
+//! packs/pool/                 which queues use the packs, what they gave up, and the era (see [`pool`])
 //! journal/epoch-N             claim of epoch N, created exclusively: the fence
 //! journal/seg-N-K.log         header { seals the segment before it at a length } | frame | frame ...
 //! journal/snap-L-N.snap       the owner's state after transaction L
@@ -51,16 +52,22 @@
 //!
 //! # Left out, so far
 //!
-//! Live records are not moved out of a pack that is mostly dead: a pack goes whole. A fork's packs are kept by the hold in the
-//! queue it came from ([`Queue::hold_for`]) and by nothing else, so end the hold only with the fork. An open pack whose owner
-//! holds no lease from before and that did not grow for a while is taken for abandoned: should its writer live, its next
-//! completion is refused and it publishes again. Reads copy once (no mapping), records are not compressed, a changed tensor is
-//! written whole, and names of retired packs are remembered for ever.
+//! Reads copy once (no mapping), records are not compressed, and a changed tensor is written whole.
 //!
 //! # Giving space back
 //!
-//! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Store::remove`]; in this order. On a start
-//! call [`Store::remove`] with [`Queue::retired`], to finish what was interrupted.
+//! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Member::remove`]; in this order, and then
+//! [`Collector::horizon`] and [`Queue::forget`]. On a start call [`Member::remove`] with [`Queue::retired`], to finish what was
+//! interrupted.
+//!
+//! * *Who died?* A writer holds an advisory lock on the pack that it adds to; a pack that is not sealed and whose lock can be had
+//!   has lost its writer ([`PackInfo::abandoned`]). No clock tells that. On a mount that does not share locks between hosts such
+//!   a pack is kept.
+//! * *Who else?* Queues may share a pool ([`Queue::fork`]). Each registers ([`Store::register`]) before it refers to anything,
+//!   and a file goes when all of them have given its pack up ([`pool`] has the rule and why it holds).
+//! * *What of a pack that is mostly dead?* Its live records move to another one, and every reference that the queue holds with
+//!   them ([`compact`]); old references lead there for as long as the record is needed ([`Queue::resolve`]).
+//! * *For how long?* A retired name is refused for ever and remembered for a while: an old era's name needs no memory.
 //!
 //! # A whole program
 //!
@@ -123,6 +130,7 @@
 
 mod blob;
 mod collect;
+pub mod compact;
 mod dtype;
 mod durability;
 mod error;
@@ -136,6 +144,7 @@ pub mod limits;
 pub mod mount_probe;
 pub mod owners;
 mod pack;
+pub mod pool;
 pub mod queue;
 mod real_fs;
 mod record;
@@ -157,6 +166,7 @@ pub use inspect::{
     Claim, Damage, Inspection, JournalReport, PackReport, SegmentReport, SnapshotReport, inspect, verify, verify_refs,
 };
 pub use journal::{Journal, Lsn, Recovered, Txn};
+pub use pool::Member;
 pub use queue::Queue;
 pub use real_fs::{RealFs, create_dirs_durably};
 pub use record::{NamedTensor, Record};

@@ -46,6 +46,8 @@ pub const CONSUMER_STATE_BYTES_MAX: usize = 64 << 10;
 pub const CHECKPOINTS_MAX: usize = 1024;
 /// Bytes of the model's record in a checkpoint.
 pub const CHECKPOINT_MODEL_BYTES_MAX: usize = 1 << 20;
+/// Names of retired packs that a queue remembers at most on account of packs that are still being written.
+pub const RETIRED_NAMES_MAX: usize = 4096;
 /// Leases one worker may hold.
 pub const LEASES_PER_WORKER_MAX: usize = 4096;
 

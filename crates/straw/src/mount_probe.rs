@@ -134,6 +134,29 @@ pub fn probe(folder: &Path) -> io::Result<MountReport> {
     Ok(judge(mount, config))
 }
 
+/// True when locks on files of the folder are seen by all hosts that mount it; false where that is not known. A FUSE mount whose
+/// server knows no locks keeps them to one host without a word, so mounts that are known to share them are named.
+pub(crate) fn locks_are_shared(folder: &Path) -> bool {
+    let mount = folder.canonicalize().and_then(|folder| {
+        let text = std::fs::read("/proc/self/mountinfo")?;
+        Ok(mount_of(&folder, &mounts(&text)))
+    });
+    mount.ok().flatten().is_some_and(|mount| shares_locks(&mount))
+}
+
+fn shares_locks(mount: &Mount) -> bool {
+    let has = |option: &str| mount.options.iter().any(|have| have == option);
+    match mount.kind.as_str() {
+        // One host has them, and its kernel knows every lock.
+        "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "bcachefs" | "zfs" | "tmpfs" | "overlay" => true,
+        // The server of the volume has the locks; those of a client that is lost end with its session.
+        "fuse.juicefs" | "ceph" => true,
+        "nfs" | "nfs4" => has("local_lock=none"),
+        "lustre" => has("flock"),
+        _ => false,
+    }
+}
+
 /// The settings in a `.config`.
 fn parse_config(bytes: &[u8]) -> Result<JuiceFs, String> {
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
@@ -425,6 +448,26 @@ mod tests {
         let mount = mount_of(Path::new("/nfs"), &mounts(info.as_bytes()));
         assert_eq!(judge(mount, None).refusal(), None);
         assert_eq!(judge(Some(mount_at("/data")), None).warnings.len(), 1);
+    }
+
+    #[test]
+    fn locks_are_trusted_only_on_mounts_that_are_known_to_share_them() {
+        let mount = |kind: &str, options: &[&str]| Mount {
+            point: "/m".into(),
+            kind: kind.into(),
+            source: "s".into(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        };
+        for (kind, options) in
+            [("ext4", &[][..]), ("fuse.juicefs", &[]), ("nfs4", &["local_lock=none"]), ("lustre", &["flock"])]
+        {
+            assert!(shares_locks(&mount(kind, options)), "{kind}");
+        }
+        for (kind, options) in
+            [("fuse.sshfs", &[][..]), ("9p", &[]), ("nfs4", &["local_lock=all"]), ("lustre", &["localflock"])]
+        {
+            assert!(!shares_locks(&mount(kind, options)), "{kind}");
+        }
     }
 
     #[test]

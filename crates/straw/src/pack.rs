@@ -3,7 +3,7 @@
 //! ```text
 //! pack = header | pad | extent | extent | ... | footer | trailer        (footer and trailer once sealed)
 //! ```
-//! Its name is the owner's name and a number no one else gets, and is never used again.
+//! Its name is the owner's name, the era it was made in ([`crate::pool`]) and a number no one else gets, and is never used again.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ const FOOTER_MAGIC: [u8; 4] = *b"SFOT";
 const SEAL: [u8; 4] = *b"SEAL";
 const TRAILER: u64 = 16;
 /// Version of everything in a pack.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 const EXTENSION: &str = ".pack";
 
 /// First bytes of a pack.
@@ -25,6 +25,9 @@ const EXTENSION: &str = ".pack";
 pub(crate) struct Header {
     pub(crate) format: u32,
     pub(crate) owner: String,
+    /// Its writer holds the file's lock for as long as it may add to it. A writer that could not get it makes this header durable
+    /// before it publishes, so that a pack without a header is none of those.
+    pub(crate) locked: bool,
 }
 
 /// Last bytes of a sealed pack: its extents, so that receipts need no walk.
@@ -53,14 +56,20 @@ pub(crate) fn place(end: u64, len: u64) -> u64 {
 }
 
 /// Name of a new pack.
-pub(crate) fn name(owner: &str, unique: u64) -> String {
-    format!("{owner}-{unique:016x}")
+pub(crate) fn name(owner: &str, era: u32, unique: u64) -> String {
+    format!("{owner}-{era:08x}{unique:016x}")
+}
+
+/// Era in a pack's name: 0 where there is none.
+pub(crate) fn era_of(name: &str) -> u32 {
+    let number = name.rsplit_once('-').filter(|_| owner_of(name).is_some()).and_then(|(_, number)| number.get(..8));
+    number.and_then(|era| u32::from_str_radix(era, 16).ok()).unwrap_or(0)
 }
 
 /// Owner in a pack's name.
 pub(crate) fn owner_of(name: &str) -> Option<&str> {
     let (owner, unique) = name.rsplit_once('-')?;
-    let hex = unique.len() == 16 && unique.bytes().all(|c| c.is_ascii_hexdigit());
+    let hex = unique.len() == 24 && unique.bytes().all(|c| c.is_ascii_hexdigit());
     (hex && !owner.is_empty()).then_some(owner)
 }
 
@@ -74,8 +83,8 @@ pub(crate) fn of_file(file_name: &str) -> Option<&str> {
 }
 
 /// The encoded header and its padding; extents begin behind it.
-pub(crate) fn encode_header(name: &str, owner: &str) -> Vec<u8> {
-    let header = Header { format: FORMAT, owner: owner.to_owned() };
+pub(crate) fn encode_header(name: &str, owner: &str, locked: bool) -> Vec<u8> {
+    let header = Header { format: FORMAT, owner: owner.to_owned(), locked };
     let (mut bytes, _) = frame::encode(MAGIC, &Salt { file: name, offset: 0 }, &header);
     bytes.resize(align(bytes.len() as u64) as usize, 0);
     bytes

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::fs::{Dir, Entry, File, Fs};
+use crate::mount_probe;
 
 /// Most slices one `pwritev` takes (`IOV_MAX` on Linux).
 const IOV_MAX: usize = 1024;
@@ -180,6 +181,10 @@ impl Dir for RealDir {
         }
         Ok(result?)
     }
+
+    fn locks_are_shared(&self) -> bool {
+        mount_probe::locks_are_shared(&self.path)
+    }
 }
 
 #[derive(Debug)]
@@ -225,5 +230,15 @@ impl File for RealFile {
 
     fn sync_data(&self) -> io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
+    }
+
+    /// `flock`: it belongs to the open file and not to the process (as a record lock does), so that two handles of one process
+    /// exclude each other, and closing another handle of the file does not free it.
+    fn try_lock(&self) -> io::Result<bool> {
+        match rustix::io::retry_on_intr(|| rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
     }
 }

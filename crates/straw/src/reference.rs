@@ -20,3 +20,10 @@ pub struct Ref {
     /// CRC-32C of the head.
     pub crc: u32,
 }
+
+impl Ref {
+    /// True when both name the same bytes, wherever they lie, as far as their checksums tell.
+    pub(crate) fn same_bytes(&self, other: &Ref) -> bool {
+        (self.len, self.head, self.crc) == (other.len, other.head, other.crc)
+    }
+}

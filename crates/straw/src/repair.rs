@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::fs::{Dir, Entry, File, Fs};
 use crate::journal::{Name, read_history};
+use crate::pool::Pool;
 use crate::{Error, Result, pack};
 
 /// What a file that was set aside is called behind its old name; no name of straw's ends so.
@@ -93,15 +94,21 @@ fn lsn_of(snapshots: &BTreeSet<String>) -> u64 {
     snapshots.iter().map(lsn).max().unwrap_or(0)
 }
 
-/// What can be given back in the folder of packs: those that the journal says were given up ([`crate::Queue::retired`]).
+/// What can be given back in the folder of packs: those that the journal of `queue` says were given up
+/// ([`crate::Queue::retired`]), and that every other queue of the pool gave up, too ([`crate::pool`]).
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn plan_packs(fs: &dyn Fs, dir: &std::path::Path, retired: &BTreeSet<String>) -> Result<Vec<Action>> {
+pub fn plan_packs(fs: &dyn Fs, dir: &std::path::Path, queue: &str, retired: &BTreeSet<String>) -> Result<Vec<Action>> {
+    let pool = Pool::of(fs, dir)?;
+    if !pool.has_all(&Pool::of(fs, dir)?) {
+        return Ok(Vec::new()); // a queue has just come: the next plan knows it
+    }
     let open = fs.open_dir(dir).map_err(|e| Error::io("open", dir.display().to_string(), e))?;
     let entries = open.list().map_err(|e| Error::io("list", dir.display().to_string(), e))?;
-    let gone = entries.into_iter().filter(|e| pack::of_file(&e.name).is_some_and(|name| retired.contains(name)));
-    let why = "the journal gave this pack up: nothing refers to it, and nothing may again";
+    let given_up = |e: &Entry| pack::of_file(&e.name).is_some_and(|name| retired.contains(name));
+    let gone = entries.into_iter().filter(|e| given_up(e) && pool.is_free(&e.name, Some(queue)));
+    let why = "every journal gave this pack up: nothing refers to it, and nothing may again";
     Ok(gone.map(|e| Action::Remove { file: e.name, bytes: e.len, why: why.to_owned() }).collect())
 }
 

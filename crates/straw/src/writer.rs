@@ -165,15 +165,19 @@ impl Tail {
 }
 
 impl OpenPack {
-    /// Creates the file and makes its name durable. Its header becomes durable with the first extent.
+    /// Creates the file, locks it while it is open here, and makes its name durable. Its header becomes durable with the first
+    /// extent.
     fn create(store: &Store, owner: &str) -> Result<Self> {
         let inner = &store.inner;
-        let name = pack::name(owner, inner.fs.unique());
+        let name = pack::name(owner, store.era()?, inner.fs.unique());
         let file_name = file_name(&name);
         let file = inner.dir.create_new(&file_name).map_err(|e| Error::io("create", &file_name, e))?;
-        let header = pack::encode_header(&name, owner);
+        // Without the lock it is written all the same, and kept until it is sealed: nobody could tell that its writer died.
+        let locked = matches!(file.try_lock(), Ok(true));
+        let header = pack::encode_header(&name, owner, locked);
         let written = file.write_at(0, &mut [io::IoSlice::new(&header)]);
-        let made = written.and_then(|()| inner.dir.sync());
+        let told = written.and_then(|()| if locked { Ok(()) } else { file.sync_data() });
+        let made = told.and_then(|()| inner.dir.sync());
         if let Err(e) = made {
             // Nothing refers to it. If it cannot be removed either, it is left as an abandoned pack.
             let _ = inner.dir.remove(&file_name);

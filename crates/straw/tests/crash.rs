@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use straw::queue::{BatchId, Class, Completion, DropCause, LeaseTerms, NewTask, Op, TaskId};
-use straw::{Collector, Error, Fault, Journal, Options, Queue, Record, Ref, SimFs, Store, Tensor, inspect, verify};
+use straw::{
+    Collector, Error, Fault, Journal, Options, Queue, Record, Ref, SimFs, Store, Tensor, compact, inspect, verify,
+};
 
 const TERMS: LeaseTerms = LeaseTerms { duration_ms: 100, per_worker_max: 64 };
 
@@ -38,6 +40,7 @@ struct Process<'a> {
     sim: SimFs,
     promised: &'a mut Promised,
     store: Store,
+    member: straw::Member,
     writer: straw::Writer,
     journal: Journal,
     queue: Queue,
@@ -72,10 +75,11 @@ impl<'a> Process<'a> {
         let (journal, found) = claim(sim)?;
         let queue = check_journal(&found, promised);
         check_store(&store, &queue, promised)?;
-        store.remove(queue.retired())?;
+        let member = store.register("main")?;
+        member.remove(queue.retired())?;
         let writer = store.writer("worker-0")?;
         let mut process =
-            Process { sim: sim.clone(), promised, store, writer, journal, queue, now_ms: 0, frail: false };
+            Process { sim: sim.clone(), promised, store, member, writer, journal, queue, now_ms: 0, frail: false };
         process.queue.begin_epoch(found.epoch);
         Ok(process)
     }
@@ -164,10 +168,8 @@ impl<'a> Process<'a> {
     }
 
     fn collect(&mut self) -> Result<(), Stopped> {
-        let open = self.writer.pack();
         let packs = self.retry(|p| p.store.packs())?;
-        let packs: Vec<_> = packs.into_iter().filter(|p| Some(&p.name) != open.as_ref()).collect();
-        let mut collector = Collector::new(0, 0);
+        let mut collector = Collector::new(0);
         let names = collector.candidates(&packs, &self.queue, 0);
         let names: Vec<String> = names.into_iter().filter(|n| packs.iter().any(|p| &p.name == n)).collect();
         if names.is_empty() {
@@ -175,7 +177,26 @@ impl<'a> Process<'a> {
         }
         let op = self.queue.retire(&names).unwrap();
         self.commit(&[op])?;
-        self.retry(|p| p.store.remove(p.queue.retired()).map(drop))
+        self.retry(|p| p.member.remove(p.queue.retired()).map(drop))?;
+        let packs = self.retry(|p| p.store.packs())?;
+        if let Some(below) = collector.horizon(&packs, &self.queue, 0) {
+            let op = self.queue.forget(below).unwrap();
+            self.commit(&[op])?;
+        }
+        Ok(())
+    }
+
+    /// Moves what is needed out of the emptiest pack.
+    fn compact(&mut self) -> Result<(), Stopped> {
+        self.writer.seal();
+        let packs = self.retry(|p| p.store.packs())?;
+        let one = compact::sparse(&packs, &self.queue, 100, |_| false).into_iter().next().expect("something is needed");
+        let copier = self.store.writer("copier").unwrap();
+        let moves = self.retry(|p| compact::copy(&p.store, &copier, &one.live))?;
+        let op = self.queue.move_records(&moves).unwrap();
+        self.commit(&[op])?;
+        assert!(!self.queue.is_live(&one.pack), "nothing is left behind");
+        Ok(())
     }
 
     fn batch(&mut self) -> Result<(), Stopped> {
@@ -221,7 +242,7 @@ impl<'a> Process<'a> {
         let release = self.queue.release(BatchId(1)).unwrap();
         let retain = self.queue.retain("commit-0", &self.queue.batch(BatchId(1)).unwrap().payload).unwrap();
         self.commit(&[release, retain])?;
-        self.writer.seal();
+        self.compact()?;
         self.collect()?;
         self.reclaim_gently()?;
         self.complete(1)?;
@@ -230,6 +251,7 @@ impl<'a> Process<'a> {
         self.commit(&[op])?;
         let rewind = self.queue.rewind(BatchId(1)).unwrap();
         self.commit(&[rewind])?;
+        self.compact()?;
         self.snapshot()?;
         let ack = self.queue.ack(BatchId(1)).unwrap().unwrap();
         let release = Op::Release { below: BatchId(2) };
@@ -279,7 +301,7 @@ fn check_journal(found: &straw::Recovered, promised: &mut Promised) -> Queue {
 
 fn check_store(store: &Store, queue: &Queue, promised: &mut Promised) -> Result<(), Error> {
     let receipts = store.receipts("worker-0")?;
-    let retired = |refs: &[Ref]| refs.iter().any(|r| queue.retired().contains(&r.pack));
+    let retired = |refs: &[Ref]| refs.iter().any(|r| queue.is_given_up(&r.pack));
     for (submission, (refs, records)) in &promised.published {
         if retired(refs) {
             continue;

@@ -102,8 +102,8 @@ fn of_packs_only_those_go_that_the_journal_gave_up() {
     let store = Store::open(fs_.clone(), dir.path()).unwrap();
     let publish = |owner: &str| store.writer(owner).unwrap().publish("s", &[Record::new("x")]).unwrap().remove(0);
     let (kept, gone) = (publish("a"), publish("b"));
-    let plan =
-        plan_packs(&*fs_, dir.path(), &BTreeSet::from([gone.pack.clone(), "c-0000000000000000".into()])).unwrap();
+    let plan = plan_packs(&*fs_, dir.path(), "main", &BTreeSet::from([gone.pack.clone(), "c-0000000000000000".into()]))
+        .unwrap();
     assert_eq!(plan.len(), 1);
     act(&*fs_, dir.path(), &plan).unwrap();
     assert_eq!(names(dir.path()), BTreeSet::from([format!("{}.pack", kept.pack)]));

@@ -262,7 +262,7 @@ fn a_retired_pack_is_forgotten_so_that_its_submission_can_be_published_again() {
     let store = store(dir.path());
     let writer = store.writer("w").unwrap();
     let refs = writer.publish("s", &[record(1, 2, 2)]).unwrap();
-    let freed = store.remove(&[refs[0].pack.clone()].into()).unwrap();
+    let freed = store.register("main").unwrap().remove(&[refs[0].pack.clone()].into()).unwrap();
     assert!(freed > 0 && matches!(store.read(&refs[0]), Err(Error::PackMissing { .. })));
     writer.retired(&refs[0].pack);
     let again = writer.publish("s", &[record(1, 2, 2)]).unwrap();
@@ -294,6 +294,102 @@ fn long_extents_begin_at_a_page_and_their_padding_is_no_damage() {
         for (r, record) in refs.iter().zip([&small, &long].into_iter().cycle()) {
             assert_eq!(&store(dir.path()).read(r).unwrap(), record);
             assert!(r.len < 64 << 10 || r.offset % 4096 <= 1024, "its extent begins at a page: {r:?}");
+        }
+    }
+}
+
+/// A pack is taken for abandoned by proof alone: the lock that its writer holds for as long as it lives.
+mod abandoned {
+    use super::*;
+    use straw::{PackInfo, SimFs};
+
+    fn on(sim: &SimFs) -> Store {
+        Store::open(Arc::new(sim.clone()), "/packs").unwrap()
+    }
+
+    fn only(store: &Store) -> PackInfo {
+        let mut packs = store.packs().unwrap();
+        assert_eq!(packs.len(), 1);
+        packs.remove(0)
+    }
+
+    #[test]
+    fn a_writer_that_lives_is_never_taken_for_dead_and_one_that_died_is_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(RealFs::new(), dir.path()).unwrap();
+        let writer = store.writer("w").unwrap();
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        // Readers and receipts leave the lock alone, and so do other looks.
+        store.receipts("w").unwrap();
+        for _ in 0..2 {
+            assert!(!only(&store).abandoned);
+        }
+        drop(writer);
+        assert!(only(&store).abandoned);
+        assert!(only(&store).abandoned, "the look before has let go");
+    }
+
+    #[test]
+    fn a_pack_that_was_sealed_is_not_abandoned() {
+        let sim = SimFs::new(1);
+        let writer = on(&sim).writer("w").unwrap();
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        writer.seal();
+        let pack = only(&on(&sim.mount()));
+        assert!(pack.sealed && !pack.abandoned);
+    }
+
+    #[test]
+    fn a_lost_host_keeps_its_pack_until_its_session_ends() {
+        let sim = SimFs::new(1);
+        sim.set_lock_session_ms(1000);
+        let host = sim.mount();
+        let writer = on(&host).writer("w").unwrap();
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        host.host_loss(7);
+        drop(writer);
+        sim.advance(999);
+        assert!(!only(&on(&sim)).abandoned);
+        sim.advance(1);
+        assert!(only(&on(&sim)).abandoned);
+    }
+
+    #[test]
+    fn a_mount_that_does_not_share_locks_keeps_every_pack() {
+        let sim = SimFs::new(1);
+        sim.set_locks_shared(false);
+        let writer = on(&sim).writer("w").unwrap();
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        drop(writer);
+        assert!(!only(&on(&sim)).abandoned);
+    }
+
+    #[test]
+    fn a_lock_that_could_not_be_had_or_asked_for_is_not_taken_for_a_proof() {
+        let sim = SimFs::new(1);
+        let store = on(&sim);
+        let writer = store.writer("w").unwrap();
+        sim.fail_next_look(); // the lock is what a publish asks first
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        drop(writer);
+        assert!(!only(&store).abandoned, "it was written without the lock");
+        let writer = store.writer("w").unwrap();
+        writer.publish("s", &[Record::new("x")]).unwrap();
+        drop(writer);
+        assert_eq!(store.packs().unwrap().iter().filter(|p| p.abandoned).count(), 1);
+    }
+
+    #[test]
+    fn of_a_writer_that_died_as_it_began_nothing_is_kept() {
+        // Killed at each write, sync and creation of its first publish.
+        for crash in 0..6 {
+            let sim = SimFs::new(crash);
+            sim.crash_at(crash);
+            let published = on(&sim).writer("w").unwrap().publish("s", &[Record::new("x")]);
+            for after in [sim.process_death(), sim.power_loss(crash)] {
+                let packs = on(&after).packs().unwrap();
+                assert!(packs.iter().all(|p| p.abandoned), "crash {crash}: {packs:?}, {published:?}");
+            }
         }
     }
 }

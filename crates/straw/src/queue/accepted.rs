@@ -160,7 +160,7 @@ impl Queue {
         submission: &str,
         result: &[Ref],
     ) -> Result<Completion, Refused> {
-        let op = Op::Complete { task, submission: submission.to_owned(), result: result.to_vec(), attempt };
+        let op = Op::Complete { task, submission: submission.to_owned(), result: self.resolve_all(result), attempt };
         self.check(&op)?;
         Ok(Completion::Accept(op))
     }

@@ -42,7 +42,12 @@ impl Queue {
                 let before = self.durable.live.owners.remove(owner);
                 self.holds.remove(&before.unwrap_or_default());
             }
-            Op::Retire { packs } => self.durable.retired.extend(packs.iter().cloned()),
+            Op::Retire { packs } => {
+                self.durable.retired.extend(packs.iter().cloned());
+                self.forget_moves_to(packs);
+            }
+            Op::Forget { below } => self.apply_forget(*below),
+            Op::Move { moves } => self.apply_move(moves),
             Op::OpenConsumer { name, from } => self.apply_open_consumer(name, *from),
             Op::AckConsumer { name, positions, state } => self.apply_ack_consumer(name, positions, state.as_deref()),
             Op::CloseConsumer { name } => self.apply_close_consumer(name),
@@ -79,6 +84,8 @@ impl Queue {
             Op::Retain { owner, refs } => self.check_retain(owner, refs),
             Op::ReleaseOwner { .. } => Ok(()),
             Op::Retire { packs } => self.check_retire(packs),
+            Op::Forget { below } => self.check_forget(*below),
+            Op::Move { moves } => self.check_move(moves),
             Op::OpenConsumer { name, .. } => self.check_open_consumer(name),
             Op::AckConsumer { name, positions, state } => self.check_ack_consumer(name, positions, state.as_deref()),
             Op::CloseConsumer { .. } | Op::EndFork { .. } => Ok(()),

@@ -33,7 +33,7 @@ impl Queue {
 
     /// The converted batch was written once, as `payload`.
     pub fn batch_ready(&self, batch: BatchId, payload: &[Ref]) -> Result<Op, Refused> {
-        let op = Op::BatchReady { batch, payload: payload.to_vec() };
+        let op = Op::BatchReady { batch, payload: self.resolve_all(payload) };
         self.check(&op)?;
         Ok(op)
     }

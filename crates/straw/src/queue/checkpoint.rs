@@ -68,15 +68,16 @@ impl Queue {
         Ok(op)
     }
 
-    /// Holds a checkpoint for the fork of that name, so that it cannot be dropped. Journal this before the fork begins.
+    /// Holds a checkpoint for the fork of that name, so that it cannot be dropped. Journal this before the fork registers in
+    /// the pool and begins.
     pub fn hold_for(&self, fork: &str, checkpoint: &str) -> Result<Op, Refused> {
         let op = Op::HoldFork { fork: fork.to_owned(), checkpoint: checkpoint.to_owned() };
         self.check(&op)?;
         Ok(op)
     }
 
-    /// The fork is gone, or has copied what it needs into packs of its own: its journal does not keep this queue's collector
-    /// from removing a pack, only this hold does. `None` when nothing was held for it.
+    /// The fork has begun its journal in a pool where it is registered ([`crate::Store::register`]), which keeps its packs from
+    /// then on; or it will never begin. `None` when nothing was held for it.
     pub fn end_hold(&self, fork: &str) -> Option<Op> {
         self.durable.forks.contains_key(fork).then(|| Op::EndFork { fork: fork.to_owned() })
     }
@@ -92,6 +93,8 @@ impl Queue {
             next_turn: self.durable.next_turn,
             next_position: self.durable.next_position,
             retired: self.durable.retired.clone(),
+            horizon: self.durable.horizon,
+            moved: self.durable.moved.clone(),
             checkpoints: [(FORKED.to_owned(), forked)].into(),
             head: Some(FORKED.to_owned()),
             forks: Default::default(),

@@ -195,7 +195,7 @@ impl Queue {
         parts: &[Ref],
     ) -> Result<Op, Refused> {
         self.holds(task, attempt)?;
-        let op = Op::Yield { task, class, key, parts: parts.to_vec(), attempt };
+        let op = Op::Yield { task, class, key, parts: self.resolve_all(parts), attempt };
         self.check(&op)?;
         Ok(op)
     }

@@ -29,6 +29,7 @@ mod checkpoint;
 mod consumers;
 mod holds;
 mod lease;
+mod moved;
 mod op;
 mod order;
 mod owners;
@@ -55,7 +56,7 @@ use lease::Leases;
 use order::Order;
 
 /// Version of the queue's ops and of its serialised state.
-pub(crate) const FORMAT: u16 = 2;
+pub(crate) const FORMAT: u16 = 3;
 
 /// The queue of one run. Serialises to (and from) its durable part alone.
 #[derive(Clone, Debug, Default)]
@@ -85,8 +86,13 @@ struct Durable {
     next_turn: u64,
     /// Never goes back either, so that a position means one group for ever.
     next_position: Position,
-    /// Packs that were given up to the collector; nothing may refer to them again.
+    /// Packs that were given up to the collector; nothing may refer to them again. Those of eras below the horizon are
+    /// forgotten.
     retired: BTreeSet<String>,
+    /// Packs of earlier eras are accepted only while they are referred to already. Never goes back.
+    horizon: u32,
+    /// Where records went that were moved and that something needs: old place -> present one.
+    moved: BTreeMap<crate::Ref, crate::Ref>,
     /// Named states to go back to or to fork from.
     checkpoints: BTreeMap<String, Checkpoint>,
     /// The checkpoint that the present state comes from.
@@ -132,6 +138,14 @@ impl Live {
         let accepted = self.accepted.values().flat_map(|a| &a.result);
         let batches = self.batches.values().flat_map(|b| &b.payload);
         tasks.chain(accepted).chain(batches).chain(self.owners.values().flatten())
+    }
+
+    /// The same ones, to be replaced when a record was moved.
+    fn refs_mut(&mut self) -> impl Iterator<Item = &mut crate::Ref> {
+        let tasks = self.tasks.values_mut().flat_map(|t| &mut t.parts);
+        let accepted = self.accepted.values_mut().flat_map(|a| &mut a.result);
+        let batches = self.batches.values_mut().flat_map(|b| &mut b.payload);
+        tasks.chain(accepted).chain(batches).chain(self.owners.values_mut().flatten())
     }
 }
 

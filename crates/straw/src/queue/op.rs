@@ -57,4 +57,8 @@ pub enum Op {
     HoldFork { fork: String, checkpoint: String },
     /// A fork needs nothing of this queue any more.
     EndFork { fork: String },
+    /// Packs of eras below this are accepted only while they are referred to; retired ones of them are forgotten.
+    Forget { below: u32 },
+    /// References to the first of each pair become references to the second, which has the same bytes.
+    Move { moves: Vec<(Ref, Ref)> },
 }

@@ -11,7 +11,8 @@
 //!
 //! Several hosts may mount it ([`SimFs::mount`]). Each sees its own bytes at once and those of the others once they are synced;
 //! names appear everywhere at once; lengths and removed names may be remembered for a while ([`SimFs::set_stale_ms`], on the
-//! simulated clock); one host may be lost with what it had not synced ([`SimFs::host_loss`]).
+//! simulated clock); one host may be lost with what it had not synced ([`SimFs::host_loss`]), and then its locks stay for as
+//! long as its session with the volume's server ([`SimFs::set_lock_session_ms`]).
 //!
 //! A crash can be set at any mutating operation by its number, and so can a failure. Everything is decided by the seeds
 //! given: the same calls give the same outcome.
@@ -66,6 +67,12 @@ struct Disk {
     /// What hosts remember of files and names, and since when.
     lens: BTreeMap<(u32, usize), (usize, u64)>,
     entries: BTreeMap<(u32, PathBuf, String), (usize, u64)>,
+    /// Locks on files: the host and the handle that have them.
+    locks: BTreeMap<usize, (u32, u64)>,
+    handles: u64,
+    lock_session_ms: u64,
+    locks_unknown: bool,
+    lost_ms: BTreeMap<u32, u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -169,6 +176,8 @@ impl SimFs {
         let host = self.host;
         disk.inodes.iter_mut().for_each(|inode| inode.lose_of(host, mood, &mut random));
         disk.lost.insert(host);
+        let now_ms = disk.now_ms;
+        disk.lost_ms.insert(host, now_ms);
     }
 
     /// The machine stops now: every operation fails from here on, as after [`SimFs::crash_at`].
@@ -205,6 +214,27 @@ impl SimFs {
     /// file asks anew, and a missing name is never remembered.
     pub fn set_stale_ms(&self, stale_ms: u64) {
         self.disk().stale_ms = stale_ms;
+    }
+
+    /// How long the locks of a lost host stay.
+    pub fn set_lock_session_ms(&self, session_ms: u64) {
+        self.disk().lock_session_ms = session_ms;
+    }
+
+    /// Whether folders say that locks are shared by all hosts ([`Dir::locks_are_shared`]); they do at first.
+    pub fn set_locks_shared(&self, shared: bool) {
+        self.disk().locks_unknown = !shared;
+    }
+
+    /// This host loses its locks without being told: it was frozen for longer than its session.
+    pub fn lose_locks(&self) {
+        let host = self.host;
+        self.disk().locks.retain(|_, (of, _)| *of != host);
+    }
+
+    /// True when both are handles of one host.
+    pub fn is_host_of(&self, other: &SimFs) -> bool {
+        self.host == other.host
     }
 
     /// Lets simulated time pass.
@@ -265,6 +295,7 @@ impl Disk {
         self.syncs = 0;
         self.lens.clear();
         self.entries.clear();
+        self.locks.clear();
     }
 
     fn alive(&self, host: u32) -> io::Result<()> {
@@ -309,6 +340,18 @@ impl Disk {
                 actual
             }
         }
+    }
+
+    /// Takes a lock that nobody has, or that ends with the session of a lost host.
+    fn lock(&mut self, inode: usize, host: u32, handle: u64) -> bool {
+        let held = self.locks.get(&inode).is_some_and(|(of, by)| {
+            let ended = self.lost_ms.get(of).is_some_and(|since| self.now_ms >= since + self.lock_session_ms);
+            *by != handle && !ended
+        });
+        if !held {
+            self.locks.insert(inode, (host, handle));
+        }
+        !held
     }
 
     fn turn(&mut self, host: u32) -> io::Result<Turn> {
@@ -390,9 +433,10 @@ struct SimDir {
 }
 
 impl SimDir {
-    fn file(&self, disk: &Disk, inode: usize) -> Arc<dyn File> {
+    fn file(&self, disk: &mut Disk, inode: usize) -> Arc<dyn File> {
         let told = disk.inodes.get(inode).map_or(0, |i| i.failures(self.fs.host));
-        Arc::new(SimFile { fs: self.fs.clone(), inode, told: AtomicU64::new(told) })
+        disk.handles += 1;
+        Arc::new(SimFile { fs: self.fs.clone(), inode, handle: disk.handles, told: AtomicU64::new(told) })
     }
 
     /// The file that a name leads to; a remembered one that is not the name's any more is not there.
@@ -414,7 +458,7 @@ impl Dir for SimDir {
         let inode = disk.inodes.len();
         disk.inodes.push(Inode::default());
         disk.change(self.fs.host, &self.path, Change::Create { name: name.to_owned(), inode })?;
-        Ok(self.file(&disk, inode))
+        Ok(self.file(&mut disk, inode))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
@@ -422,7 +466,7 @@ impl Dir for SimDir {
         disk.looks(self.fs.host)?;
         let inode = self.lookup(&mut disk, name)?;
         disk.len_for(self.fs.host, inode, true);
-        Ok(self.file(&disk, inode))
+        Ok(self.file(&mut disk, inode))
     }
 
     fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
@@ -469,12 +513,17 @@ impl Dir for SimDir {
         assert_eq!(names.durable, names.visible, "a synced folder has no pending names");
         Ok(())
     }
+
+    fn locks_are_shared(&self) -> bool {
+        !self.fs.disk().locks_unknown
+    }
 }
 
 #[derive(Debug)]
 struct SimFile {
     fs: SimFs,
     inode: usize,
+    handle: u64,
     /// Failed syncs of the file that this handle has been told of.
     told: AtomicU64,
 }
@@ -538,5 +587,22 @@ impl File for SimFile {
             Turn::Crashes => {}
         }
         disk.alive(host)
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        let mut disk = self.fs.disk();
+        disk.looks(self.fs.host)?;
+        Ok(disk.lock(self.inode, self.fs.host, self.handle))
+    }
+}
+
+/// Closing a file frees its lock, unless its host is gone: then the session's end does.
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let mut disk = self.fs.disk();
+        let host = self.fs.host;
+        if disk.alive(host).is_ok() && disk.locks.get(&self.inode) == Some(&(host, self.handle)) {
+            disk.locks.remove(&self.inode);
+        }
     }
 }

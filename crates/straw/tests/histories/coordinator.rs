@@ -1,7 +1,7 @@
 //! An owner of the journal, or one that believes to be.
 
-use straw::queue::{BatchId, DropCause, LeaseTerms, NewTask, Op, Position, Queue, TaskId};
-use straw::{Collector, Error, Journal, Options, Ref, SimFs, Store, Writer};
+use straw::queue::{BatchId, Completion, DropCause, LeaseTerms, NewTask, Op, Position, Queue, Refused, TaskId};
+use straw::{Collector, Error, Journal, Member, Options, Ref, SimFs, Store, Writer, compact};
 
 use crate::facts::content;
 use crate::world::World;
@@ -9,7 +9,10 @@ use crate::world::World;
 pub const TERMS: LeaseTerms = LeaseTerms { duration_ms: 200, per_worker_max: 8 };
 
 pub struct Coordinator {
+    /// Of the run's journal (0) or of the fork's (1).
+    pub line: usize,
     pub sim: SimFs,
+    member: Member,
     pub store: Store,
     pub journal: Journal,
     pub queue: Queue,
@@ -19,6 +22,10 @@ pub struct Coordinator {
     pub over: bool,
 }
 
+/// Names of the queues in the pool, and where their journals are.
+pub const NAMES: [&str; 2] = ["main", "fork"];
+const JOURNALS: [&str; 2] = ["/run/journal", "/run/fork"];
+
 pub fn store(world: &World, sim: &SimFs) -> Result<Store, Error> {
     let options = Options { pack_bytes_target: 2500, ..Options::default() };
     Store::open_with(world.hooked(sim), "/run/packs", options)
@@ -26,21 +33,24 @@ pub fn store(world: &World, sim: &SimFs) -> Result<Store, Error> {
 
 impl Coordinator {
     /// Claims the journal. `None` when it failed on the way.
-    pub fn start(world: &World, sim: SimFs) -> Option<Box<Self>> {
+    pub fn start(world: &World, sim: SimFs, line: usize) -> Option<Box<Self>> {
         let store = store(world, &sim).ok()?;
-        let acked = world.facts().acked;
+        let member = store.register(NAMES[line]).ok()?;
+        world.facts().registered[line] = true;
+        let acked = world.facts().lines[line].acked;
         let options = straw::journal::Options { segment_bytes_target: 900 };
-        let (journal, found) = match Journal::claim_with(world.hooked(&sim), "/run/journal", "conductor-0", options) {
+        let (journal, found) = match Journal::claim_with(world.hooked(&sim), JOURNALS[line], "conductor", options) {
             Ok(claimed) => claimed,
             Err(Error::Corrupt { path, offset, what }) => panic!("no damage was done: {path} at {offset}: {what}"),
             Err(_) => return None,
         };
-        let mut queue = world.facts().claimed(&found, acked);
+        let mut queue = world.facts().lines[line].claimed(&found, acked);
+        world.facts().note_removable();
         queue.begin_epoch(found.epoch);
         world.count(|c| c.claims += 1);
-        let writer = store.writer("conductor-0").unwrap();
-        let collector = Collector::new(40, 80);
-        Some(Box::new(Coordinator { sim, store, journal, queue, writer, collector, over: false }))
+        let writer = store.writer(&format!("conductor-{line}")).unwrap();
+        let collector = Collector::new(40);
+        Some(Box::new(Coordinator { line, member, sim, store, journal, queue, writer, collector, over: false }))
     }
 
     /// One transaction: journal first, then apply. `false` when it was not acknowledged.
@@ -50,11 +60,12 @@ impl Coordinator {
         }
         let txn: Vec<Vec<u8>> = ops.iter().map(|op| postcard::to_stdvec(op).unwrap()).collect();
         let lsn = self.journal.last() + 1;
-        world.facts().trying(lsn, &txn);
+        world.facts().lines[self.line].trying(lsn, &txn);
         match self.journal.append(&txn) {
             Ok(given) => {
                 assert_eq!(given, lsn, "transactions are numbered without a gap");
-                world.facts().acknowledged(lsn, &txn);
+                world.facts().lines[self.line].acknowledged(lsn, &txn);
+                world.facts().note_removable();
                 world.count(|c| c.txns += 1);
                 ops.iter().for_each(|op| self.queue.apply(op).unwrap());
                 true
@@ -82,7 +93,7 @@ impl Coordinator {
     pub fn step(&mut self, world: &World) {
         let random = &world.random;
         let now_ms = world.now_ms();
-        match random.below(25) {
+        match random.below(27) {
             0..5 => self.submit(world),
             5..9 => self.batch(world),
             9 | 10 => {
@@ -121,6 +132,8 @@ impl Coordinator {
             }
             21 => self.checkpoints(world),
             22 => self.consumers(world),
+            23 => self.fork(world),
+            24 => self.compact(world),
             _ => {
                 let task = self.queue.tasks().next().map(|t| t.id);
                 if let Some(task) = task {
@@ -128,6 +141,19 @@ impl Coordinator {
                     self.commit(world, &[op]);
                 }
             }
+        }
+    }
+
+    /// Whatever was given up and forgotten: what is published now is accepted.
+    pub fn accepts_new_work(&mut self, world: &World) {
+        self.submit(world);
+        let Some(task) = self.queue.tasks().map(|t| t.id).last().filter(|_| !self.over) else { return };
+        let submission = format!("last-{}-{}", task.0, self.line);
+        let writer = self.store.writer(&format!("last-{}", self.line)).unwrap();
+        let refs = publish(world, &writer, &submission, 1).expect("a quiet volume takes it");
+        match self.queue.offer(task, &submission, &refs) {
+            Ok(Completion::Accept(op)) => assert!(self.commit(world, &[op]), "a quiet volume takes it"),
+            other => panic!("a fresh result was not accepted: {other:?}"),
         }
     }
 
@@ -160,7 +186,7 @@ impl Coordinator {
                 batch
             }
         };
-        let submission = format!("batch-{}-{}", batch.0, self.journal.epoch());
+        let submission = format!("batch-{}-{}-{}", batch.0, self.journal.epoch(), self.line);
         let Some(payload) = self.publish(world, &submission, 2) else { return };
         match self.queue.batch_ready(batch, &payload) {
             Ok(op) => drop(self.commit(world, &[op])),
@@ -185,7 +211,10 @@ impl Coordinator {
         let any = world.random.pick(&names);
         let op = match (world.random.below(4), any) {
             (0, Some(name)) => self.queue.rollback(name).unwrap(),
-            (1, Some(name)) => self.queue.drop_checkpoint(name).unwrap(),
+            (1, Some(name)) => match self.queue.drop_checkpoint(name) {
+                Ok(op) => op,
+                Err(_) => return, // held for the fork
+            },
             _ => {
                 let name = format!("step-{}-{}", self.journal.last(), self.journal.epoch());
                 self.queue.checkpoint(&name, name.as_bytes()).unwrap()
@@ -227,7 +256,10 @@ impl Coordinator {
     fn collect(&mut self, world: &World) {
         let Ok(packs) = self.store.packs() else { return };
         let open = self.writer.pack();
-        let packs: Vec<_> = packs.into_iter().filter(|p| Some(&p.name) != open.as_ref()).collect();
+        let mine = packs.iter().find(|p| Some(&p.name) == open.as_ref());
+        let lives = !self.over && !world.was_locked_out(&self.sim);
+        assert!(!lives || mine.is_none_or(|p| !p.abandoned), "a writer that lives was taken for dead");
+        world.count(|c| c.abandoned += packs.iter().filter(|p| p.abandoned).count() as u64);
         let names = self.collector.candidates(&packs, &self.queue, world.now_ms());
         if !names.is_empty() {
             let Ok(op) = self.queue.retire(&names) else { panic!("a candidate is not live") };
@@ -235,11 +267,86 @@ impl Coordinator {
                 world.count(|c| c.retired += names.len() as u64);
             }
         }
-        let live = world.facts().model.live_packs();
+        let live = world.facts().lines[self.line].model.live_packs();
         assert!(self.queue.retired().iter().all(|pack| !live.contains(pack)), "a live pack is about to be removed");
-        if self.store.remove(self.queue.retired()).is_ok_and(|bytes| bytes > 0) {
+        if self.member.remove(self.queue.retired()).is_ok_and(|bytes| bytes > 0) {
             world.count(|c| c.removals += 1);
         }
+        let Ok(packs) = self.store.packs() else { return };
+        if let Some(below) = self.collector.horizon(&packs, &self.queue, world.now_ms()) {
+            let before = self.queue.retired().len();
+            let op = self.queue.forget(below).expect("the horizon rises");
+            if self.commit(world, &[op]) {
+                world.count(|c| c.forgotten += (before - self.queue.retired().len()) as u64);
+            }
+        }
+    }
+
+    /// Moves what is needed out of some pack.
+    fn compact(&mut self, world: &World) {
+        let Ok(packs) = self.store.packs() else { return };
+        let sparse = compact::sparse(&packs, &self.queue, 100, |_| false);
+        let Some(one) = world.random.pick(&sparse) else { return };
+        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.live) else { return };
+        // Others acted while it was copied: what is not needed any more stays, and the copies may have been collected.
+        let op = match self.queue.move_records(&moves) {
+            Ok(op) => op,
+            Err(Refused::PackRetired(pack)) => return self.writer.retired(&pack),
+            Err(e) => panic!("copies are the same records: {e}"),
+        };
+        if self.commit(world, &[op]) {
+            world.count(|c| c.moves += moves.len() as u64);
+            let left = self.queue.live_refs().any(|r| moves.iter().any(|(from, _)| from == r));
+            assert!(!left, "a reference was not moved");
+        }
+    }
+
+    /// It has not been succeeded, as far as anyone knows.
+    pub fn is_newest(&self, world: &World) -> bool {
+        !self.over && world.facts().lines[self.line].newest_epoch() == self.journal.epoch()
+    }
+
+    /// Begins the fork, or goes on where an earlier coordinator was interrupted: hold, register, begin, end the hold.
+    fn fork(&mut self, world: &World) {
+        if self.line == 1 || self.over {
+            return;
+        }
+        let held = self.queue.forks().next().map(|(_, checkpoint)| checkpoint.to_owned());
+        let Some(checkpoint) = held else {
+            let newest = self.queue.head().map(str::to_owned);
+            if let Some(newest) = newest.filter(|_| !world.facts().lines[1].begun) {
+                let op = self.queue.hold_for(NAMES[1], &newest).unwrap();
+                self.commit(world, &[op]);
+            }
+            return;
+        };
+        if self.store.register(NAMES[1]).is_err() {
+            return;
+        }
+        let state = postcard::to_stdvec(&self.queue.fork(&checkpoint).unwrap()).unwrap();
+        {
+            let mut facts = world.facts();
+            facts.registered[1] = true;
+            facts.begun_with.push(state.clone());
+        }
+        let before = world.facts().lines[1].acked;
+        let Ok((journal, found)) = Journal::begin(world.hooked(&self.sim), JOURNALS[1], "forker", &state) else {
+            return;
+        };
+        drop(journal);
+        {
+            let mut facts = world.facts();
+            if !facts.lines[1].begun {
+                let first = found.snapshot.as_ref().expect("a journal that began has a state");
+                assert_eq!(found.last, 0);
+                facts.begun(first);
+                world.count(|c| c.forks += 1);
+            }
+            facts.lines[1].claimed(&found, before);
+            facts.note_removable();
+        }
+        let op = self.queue.end_hold(NAMES[1]).expect("it was held");
+        self.commit(world, &[op]);
     }
 }
 

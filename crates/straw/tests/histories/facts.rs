@@ -7,8 +7,31 @@ use straw::{Error, Record, Recovered, Ref, Store, Tensor};
 
 type Txn = Vec<Vec<u8>>;
 
+/// Journals on the volume: the run's, and that of a fork.
+pub const LINES: usize = 2;
+
 #[derive(Default)]
 pub struct Facts {
+    pub lines: [Line; LINES],
+    /// Each state that the fork may have begun with, encoded.
+    pub begun_with: Vec<Vec<u8>>,
+    /// Packs that all queues have given up which were registered at the time.
+    may_go: BTreeSet<String>,
+    /// Lines whose registration in the pool was acknowledged.
+    pub registered: [bool; LINES],
+    /// Acknowledged publishes and receipts. A process that was frozen while its successor started may publish what that one
+    /// has found already: both copies are good, and the queue takes one.
+    pub published: BTreeMap<String, BTreeSet<Vec<Ref>>>,
+    /// Owner of each submission that was ever tried, and its number of records.
+    pub publishing: BTreeMap<String, (String, usize)>,
+    pub next_task: u64,
+}
+
+/// What was promised of one journal.
+#[derive(Default)]
+pub struct Line {
+    /// It is known to have begun.
+    pub begun: bool,
     /// Transactions that were told to someone, by acknowledgement or by a claim: these never change.
     pub history: Vec<Txn>,
     /// State after them.
@@ -18,14 +41,10 @@ pub struct Facts {
     /// Whatever was tried, by number.
     tried: BTreeMap<u64, Vec<Txn>>,
     epochs: BTreeSet<u64>,
-    /// Acknowledged publishes and receipts. A process that was frozen while its successor started may publish what that one
-    /// has found already: both copies are good, and the queue takes one.
-    pub published: BTreeMap<String, BTreeSet<Vec<Ref>>>,
-    /// Owner of each submission that was ever tried, and its number of records.
-    pub publishing: BTreeMap<String, (String, usize)>,
     /// Position of each submission that was acknowledged as accepted.
-    pub positions: BTreeMap<String, u64>,
-    pub next_task: u64,
+    positions: BTreeMap<String, u64>,
+    /// Every pack that was ever given up, also those that the queue has forgotten.
+    given_up: BTreeSet<String>,
 }
 
 pub fn ops_of(txn: &[Vec<u8>]) -> Vec<Op> {
@@ -43,7 +62,7 @@ pub fn content(submission: &str, records: usize) -> Vec<Record> {
     (0..records).map(one).collect()
 }
 
-impl Facts {
+impl Line {
     pub fn trying(&mut self, lsn: u64, txn: &Txn) {
         self.tried.entry(lsn).or_default().push(txn.clone());
     }
@@ -62,9 +81,26 @@ impl Facts {
                 assert_eq!(at, self.history.len(), "a transaction was told before the one ahead of it");
                 for op in ops_of(txn) {
                     self.model.apply(&op).expect("what was told follows from what was told before");
+                    if let Op::Retire { packs } = op {
+                        self.given_up.extend(packs);
+                    }
                 }
                 self.history.push(txn.clone());
+                self.check_given_up();
             }
+        }
+    }
+
+    pub fn newest_epoch(&self) -> u64 {
+        self.epochs.last().copied().unwrap_or(0)
+    }
+
+    /// What was given up once is given up for ever, remembered or not.
+    fn check_given_up(&self) {
+        let back = self.model.live_packs().into_iter().find(|pack| self.given_up.contains(pack));
+        assert_eq!(back, None, "a pack that was given up is referred to again");
+        for pack in &self.given_up {
+            assert!(self.model.is_given_up(pack), "{pack} was given up and would be accepted");
         }
     }
 
@@ -106,6 +142,19 @@ impl Facts {
         let before = self.positions.insert(submission.to_owned(), position);
         assert!(before.is_none_or(|p| p == position), "submission {submission} has two positions");
     }
+}
+
+impl Facts {
+    /// The fork's journal was found to begin with this state.
+    pub fn begun(&mut self, state: &[u8]) {
+        assert!(self.begun_with.iter().any(|tried| tried == state), "the fork began with a state that nobody gave it");
+        let Line { begun, model, given_up, .. } = &mut self.lines[1];
+        if !*begun {
+            *begun = true;
+            *model = postcard::from_bytes(state).unwrap();
+            given_up.extend(model.retired().iter().cloned());
+        }
+    }
 
     pub fn publishing(&mut self, owner: &str, submission: &str, records: usize) {
         self.publishing.insert(submission.to_owned(), (owner.to_owned(), records));
@@ -117,7 +166,21 @@ impl Facts {
     }
 
     pub fn is_retired(&self, refs: &[Ref]) -> bool {
-        refs.iter().any(|r| self.model.retired().contains(&r.pack))
+        refs.iter().any(|r| self.may_go.contains(&r.pack))
+    }
+
+    /// Notes the packs that every queue has given up which is registered now: who comes later does not need them.
+    pub fn note_removable(&mut self) {
+        let users = self.lines.iter().zip(self.registered).filter(|(_, registered)| *registered);
+        let users: Vec<&Line> = users.map(|(line, _)| line).collect();
+        let Some((first, rest)) = users.split_first() else { return };
+        let all = first.given_up.iter().filter(|pack| rest.iter().all(|line| line.given_up.contains(*pack)));
+        self.may_go.extend(all.cloned());
+    }
+
+    /// Some queue refuses it.
+    pub fn is_refused(&self, refs: &[Ref]) -> bool {
+        refs.iter().any(|r| self.lines.iter().any(|line| line.given_up.contains(&r.pack)))
     }
 
     /// Reads what a submission published and compares it. `may_fail`: operations are failed at random.

@@ -1,19 +1,28 @@
 //! A worker: leases, publishes, completes, dies, and offers what its predecessor left.
 
 use straw::queue::{Class, Completion, Lease, Refused};
-use straw::{Ref, SimFs, Store, Writer};
+use straw::{Error, Ref, SimFs, Store, Writer};
 
 use crate::coordinator::{Coordinator, TERMS, publish, store};
 use crate::world::World;
 
 pub struct Worker {
     pub sim: SimFs,
+    /// The queue it works for.
+    line: usize,
     pub name: String,
     store: Store,
     writer: Writer,
-    held: Vec<Lease>,
+    held: Vec<Held>,
     /// Finished, and not acknowledged.
     finished: Vec<Finished>,
+}
+
+#[derive(Clone)]
+struct Held {
+    lease: Lease,
+    /// What earlier attempts had made, as it was told with the lease.
+    parts: Vec<Ref>,
 }
 
 #[derive(Clone)]
@@ -26,10 +35,11 @@ struct Finished {
 const RECORDS: usize = 2;
 
 impl Worker {
-    pub fn start(world: &World, sim: SimFs, name: &str) -> Option<Box<Self>> {
+    pub fn start(world: &World, sim: SimFs, name: &str, line: usize) -> Option<Box<Self>> {
         let store = store(world, &sim).ok()?;
         let writer = store.writer(name).unwrap();
-        let mut worker = Worker { sim, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
+        let mut worker =
+            Worker { sim, line, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
         worker.recover(world)?;
         Some(Box::new(worker))
     }
@@ -60,19 +70,25 @@ impl Worker {
     }
 
     pub fn step(&mut self, world: &World) {
-        match world.random.below(8) {
-            0 | 1 => drop(world.with_coordinator(|c| self.lease(world, c))),
+        match world.random.below(11) {
+            0 | 1 => drop(world.with_coordinator(self.line, |c| self.lease(world, c))),
             2..5 => self.publish(world),
-            5 | 6 => drop(world.with_coordinator(|c| self.complete(world, c))),
+            5 | 6 => drop(world.with_coordinator(self.line, |c| self.complete(world, c))),
+            7 => drop(world.with_coordinator(self.line, |c| self.give_up(world, c))),
+            8 | 9 => {
+                if let Some(held) = world.random.pick(&self.held).cloned() {
+                    world.with_coordinator(self.line, |c| self.read_parts(world, c, &held));
+                }
+            }
             _ => match world.random.below(4) {
                 0 => self.writer.seal(),
-                1 => drop(world.with_coordinator(|c| self.give_up(world, c))),
-                2 => drop(world.with_coordinator(|c| self.renew(world, c))),
+                1 => drop(world.with_coordinator(self.line, |c| self.give_up(world, c))),
+                2 => drop(world.with_coordinator(self.line, |c| self.renew(world, c))),
                 _ => {
                     // The same submission again: the receipt, and nothing written.
                     if let Some(f) = self.finished.last().cloned() {
                         let again = publish(world, &self.writer, &f.submission, RECORDS);
-                        let retired = world.facts().is_retired(&f.refs);
+                        let retired = world.facts().is_refused(&f.refs);
                         assert!(retired || again == Some(f.refs), "a receipt is another one than before");
                     }
                 }
@@ -82,20 +98,41 @@ impl Worker {
 
     fn lease(&mut self, world: &World, c: &mut Coordinator) {
         let now_ms = world.now_ms();
-        self.held.extend(c.queue.acquire(&self.name, 2, now_ms, TERMS));
+        for lease in c.queue.acquire(&self.name, 2, now_ms, TERMS) {
+            let parts = c.queue.task(lease.task).map(|t| t.parts.clone()).unwrap_or_default();
+            self.held.push(Held { lease, parts });
+        }
     }
 
     fn renew(&mut self, world: &World, c: &mut Coordinator) {
         let now_ms = world.now_ms();
-        self.held.retain(|l| c.queue.renew(l.task, l.attempt, now_ms, TERMS).is_ok());
+        self.held.retain(|h| c.queue.renew(h.lease.task, h.lease.attempt, now_ms, TERMS).is_ok());
     }
 
     fn publish(&mut self, world: &World) {
-        let Some(lease) = self.held.first().cloned() else { return };
-        let submission = format!("g{}-{}", lease.task.0, lease.attempt);
+        let Some(held) = self.held.first().cloned() else { return };
+        world.with_coordinator(self.line, |c| self.read_parts(world, c, &held));
+        let lease = held.lease;
+        let submission = format!("g{}-{}-{}", lease.task.0, lease.attempt, self.line);
         if let Some(refs) = publish(world, &self.writer, &submission, RECORDS) {
-            self.held.retain(|l| l.attempt != lease.attempt);
+            self.held.retain(|h| h.lease.attempt != lease.attempt);
             self.finished.push(Finished { lease, submission, refs });
+        }
+    }
+
+    /// For as long as the lease holds, what was told with it can be read where it was said to be.
+    fn read_parts(&self, world: &World, c: &Coordinator, held: &Held) {
+        let holds = |c: &Coordinator| {
+            let lease = c.queue.lease(held.lease.task);
+            c.is_newest(world) && lease.is_some_and(|lease| lease.attempt == held.lease.attempt)
+        };
+        for r in &held.parts {
+            match self.store.read(r) {
+                Ok(_) => world.count(|count| count.old_parts_read += u64::from(c.queue.resolve(r) != *r)),
+                Err(Error::PackMissing { .. }) => assert!(!holds(c), "a holder's parts were removed"),
+                Err(Error::Io { .. }) if world.fails() => {}
+                Err(e) => panic!("parts of a lease: {e}"),
+            }
         }
     }
 
@@ -113,12 +150,12 @@ impl Worker {
                 }
                 let (position, group) = c.queue.accepted_of(lease.task).expect("just accepted");
                 assert_eq!(&group.submission, submission);
-                world.facts().accepted(submission, position.0);
+                world.facts().lines[self.line].accepted(submission, position.0);
                 world.count(|c| c.accepted += 1);
             }
             Ok(Completion::Already(position)) => {
                 // Known to whom it spoke to; a zombie may know what it never was acknowledged.
-                world.facts().accepted(submission, position.0);
+                world.facts().lines[self.line].accepted(submission, position.0);
             }
             Ok(Completion::Settled) => {}
             Err(Refused::StaleAttempt { .. }) => return, // offers it later
@@ -137,18 +174,24 @@ impl Worker {
     }
 
     fn give_up(&mut self, world: &World, c: &mut Coordinator) {
-        let Some(lease) = self.held.pop() else { return };
+        let Some(Held { lease, parts: before }) = self.held.pop() else { return };
         let op = match world.random.below(2) {
             0 => c.queue.fail(lease.task, lease.attempt, "no answer", true),
             _ => {
-                let submission = format!("p{}-{}", lease.task.0, lease.attempt);
-                let Some(parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                let submission = format!("p{}-{}-{}", lease.task.0, lease.attempt, self.line);
+                let Some(mut parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                parts.extend(before);
+                parts.truncate(4);
                 c.queue.yield_partial(lease.task, lease.attempt, Class::Partial, Some(3), &parts)
             }
         };
         match op {
             Ok(op) => drop(c.commit(world, &[op])),
-            Err(Refused::PackRetired(pack)) => self.writer.retired(&pack),
+            Err(Refused::PackRetired(pack)) => {
+                let own = pack.starts_with(&self.name);
+                assert!(own || !c.is_newest(world), "progress of an earlier attempt is refused");
+                self.writer.retired(&pack);
+            }
             Err(_) => {}
         }
     }

@@ -15,7 +15,8 @@ use crate::worker::Worker;
 /// Steps of one history, those of frozen participants' neighbours not counted.
 const STEPS: u64 = 150;
 const FROZEN_IN_EACH_OTHER_MAX: u32 = 3;
-const WORKERS: usize = 2;
+/// The last one works for the fork.
+const WORKERS: usize = 3;
 
 /// What happened, so that a search which finds nothing is known to have looked.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +30,15 @@ pub struct Counts {
     pub accepted: u64,
     pub republished: u64,
     pub snapshots: u64,
+    pub abandoned: u64,
+    pub locked_out: u64,
+    pub moves: u64,
+    pub old_parts_read: u64,
+    pub resolved: u64,
     pub retired: u64,
+    pub forgotten: u64,
+    pub forks: u64,
+    pub fork_steps: u64,
     pub removals: u64,
     pub checkpoints: u64,
     pub rollbacks: u64,
@@ -44,7 +53,8 @@ pub struct Counts {
 
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
-        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots retired removals
+        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots abandoned locked_out
+            moves old_parts_read resolved retired forgotten forks fork_steps removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -75,6 +85,8 @@ pub struct World {
     readers: RefCell<Vec<(SimFs, Store)>>,
     facts: RefCell<Facts>,
     counts: RefCell<Counts>,
+    /// Hosts that lost their locks while they lived.
+    locked_out: RefCell<Vec<SimFs>>,
     /// Set while the end is checked: nothing fails and no one is frozen.
     quiet: Cell<bool>,
 }
@@ -91,6 +103,7 @@ pub fn run(seed: u64) -> Counts {
     if random.below(2) == 0 {
         sim.set_stale_ms(1 + random.below(60));
     }
+    sim.set_lock_session_ms([0, 50, 5000][random.below(3) as usize]);
     let world = Rc::new(World {
         one_host,
         fault_per_mille: [0, 0, 5, 30][random.below(4) as usize],
@@ -103,6 +116,7 @@ pub fn run(seed: u64) -> Counts {
         workers: RefCell::new((0..WORKERS).map(|_| None).collect()),
         readers: RefCell::default(),
         facts: RefCell::default(),
+        locked_out: RefCell::default(),
         counts: RefCell::default(),
         quiet: Cell::new(false),
     });
@@ -116,6 +130,10 @@ pub fn run(seed: u64) -> Counts {
     world.end();
     World::forget();
     world.counts.take()
+}
+
+fn line_of(worker: usize) -> usize {
+    usize::from(worker == WORKERS - 1)
 }
 
 /// Called before each operation on the volume.
@@ -212,22 +230,28 @@ impl World {
         match roll {
             0..8 => self.start_coordinator(),
             8..14 => self.start_worker(),
-            14..54 => drop(self.with_coordinator(|c| c.step(self))),
+            14..54 => {
+                let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+                self.with_coordinator(line, |c| c.step(self));
+                self.count(|c| c.fork_steps += line as u64);
+            }
             54..88 => self.worker_step(),
             88..95 => self.read(),
             95 | 96 => self.sim().write_back(self.random.next()),
             97 => self.lose_someone(),
+            98 => self.lock_someone_out(),
             _ => self.cut(),
         }
     }
 
     fn start_coordinator(&self) {
         // Mostly because the one before is over, at times beside it.
-        let alive = self.coordinators.borrow().iter().flatten().filter(|c| !c.over).count();
+        let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+        let alive = self.coordinators.borrow().iter().flatten().filter(|c| !c.over && c.line == line).count();
         if alive > 0 && self.random.below(4) > 0 {
             return;
         }
-        if let Some(new) = Coordinator::start(self, self.host()) {
+        if let Some(new) = Coordinator::start(self, self.host(), line) {
             let mut all = self.coordinators.borrow_mut();
             all.retain(|c| c.as_ref().is_none_or(|c| !c.over));
             all.push(Some(new));
@@ -237,16 +261,17 @@ impl World {
     fn start_worker(&self) {
         let at = self.random.below(WORKERS as u64) as usize;
         if self.workers.borrow()[at].is_none() {
-            let new = Worker::start(self, self.host(), &format!("worker-{at}"));
+            let new = Worker::start(self, self.host(), &format!("worker-{at}"), line_of(at));
             self.workers.borrow_mut()[at] = new;
         }
     }
 
     /// Lets someone that is a coordinator, or believes so, act; nobody when all are in the middle of something.
-    pub fn with_coordinator<T>(&self, act: impl FnOnce(&mut Coordinator) -> T) -> Option<T> {
+    pub fn with_coordinator<T>(&self, line: usize, act: impl FnOnce(&mut Coordinator) -> T) -> Option<T> {
         let mut coordinator = {
             let mut all = self.coordinators.borrow_mut();
-            let free: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_some()).collect();
+            let free: Vec<usize> =
+                (0..all.len()).filter(|i| all[*i].as_ref().is_some_and(|c| c.line == line)).collect();
             all[*self.random.pick(&free)?].take()?
         };
         let done = act(&mut coordinator);
@@ -307,6 +332,21 @@ impl World {
         }
     }
 
+    /// A host whose session with the volume ends while it is frozen: it wakes up and writes on.
+    fn lock_someone_out(&self) {
+        let of_workers = self.workers.borrow().iter().flatten().map(|w| w.sim.clone()).next();
+        let host = of_workers.or_else(|| self.coordinators.borrow().iter().flatten().map(|c| c.sim.clone()).next());
+        if let Some(host) = host {
+            self.count(|c| c.locked_out += 1);
+            host.lose_locks();
+            self.locked_out.borrow_mut().push(host);
+        }
+    }
+
+    pub fn was_locked_out(&self, host: &SimFs) -> bool {
+        self.locked_out.borrow().iter().any(|one| one.is_host_of(host))
+    }
+
     fn cut(&self) {
         if self.random.below(3) == 0 {
             self.sim().crash_now();
@@ -335,25 +375,39 @@ impl World {
         }
         let errors = verify(&self.sim(), "/run").map(|v| v.errors).unwrap_or_default();
         assert_eq!(errors, [], "a crash is not damage");
-        let mut coordinator = Coordinator::start(self, self.host()).expect("a quiet volume is claimed");
-        self.check(&coordinator.store);
-        for _ in 0..10 {
-            coordinator.step(self);
+        let lines = 1 + usize::from(self.facts().lines[1].begun);
+        let start = |line| Coordinator::start(self, self.host(), line).expect("a quiet volume is claimed");
+        let mut coordinators: Vec<_> = (0..lines).map(start).collect();
+        self.check(&coordinators[0].store);
+        for step in 0..20 {
+            coordinators[step % lines].step(self);
         }
+        coordinators.iter_mut().for_each(|c| c.accepts_new_work(self));
         for at in 0..WORKERS {
-            Worker::start(self, self.host(), &format!("worker-{at}")).expect("a quiet volume has its receipts");
+            Worker::start(self, self.host(), &format!("worker-{at}"), line_of(at))
+                .expect("a quiet volume has its receipts");
         }
-        drop(coordinator);
+        drop(coordinators);
         self.power_cut();
-        let coordinator = Coordinator::start(self, self.host()).expect("a quiet volume is claimed");
-        self.check(&coordinator.store);
+        let lines = 1 + usize::from(self.facts().lines[1].begun);
+        let coordinators: Vec<_> = (0..lines).map(start).collect();
+        self.check(&coordinators[0].store);
         assert_eq!(inspect(&self.sim(), "/run").unwrap().errors, []);
     }
 
     fn check(&self, store: &Store) {
         let facts = self.facts();
-        for r in facts.model.live_refs() {
+        for r in facts.lines.iter().flat_map(|line| line.model.live_refs()) {
             store.read(r).expect("durable state refers to it");
+        }
+        for (line, r) in
+            facts.lines.iter().flat_map(|line| facts.published.values().flatten().flatten().map(move |r| (line, r)))
+        {
+            let to = line.model.resolve(r);
+            if to != *r {
+                store.read(&to).expect("a record that was moved is where it is said to be");
+                self.count(|c| c.resolved += 1);
+            }
         }
         for (submission, all) in &facts.published {
             all.iter().for_each(|refs| facts.check_read(store, submission, refs, || false));

@@ -110,6 +110,10 @@ impl Dir for HookedDir {
         (self.1)("sync dir");
         self.0.sync()
     }
+
+    fn locks_are_shared(&self) -> bool {
+        self.0.locks_are_shared()
+    }
 }
 
 impl File for HookedFile {
@@ -133,5 +137,10 @@ impl File for HookedFile {
         (self.1)("sync");
         trace("sync", ());
         self.0.sync_data()
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        (self.1)("lock");
+        self.0.try_lock()
     }
 }

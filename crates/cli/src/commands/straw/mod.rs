@@ -1,5 +1,6 @@
-//! `thresh straw`: looks into a store, and mends it. All of them may be used while the run lives.
+//! `thresh straw`: looks into a store, and mends it. All but `compact --yes` may be used while the run lives.
 
+mod compact;
 mod du;
 mod inspect;
 mod journaled;
@@ -20,6 +21,7 @@ pub fn straw(command: Straw) -> Result<u8> {
         Straw::Owners(args) => owners::owners(&args),
         Straw::Du(args) => du::du(&args),
         Straw::Repair(args) => repair::repair(&args),
+        Straw::Compact(args) => compact::compact(&args),
         Straw::Top(args) => top::top(&args),
     }
 }

@@ -32,7 +32,7 @@ pub fn repair(args: &StrawRepair) -> Result<u8> {
     let queue = journal.as_ref().map(|journal| queue_of(journal));
     if let Some(Ok(queue)) = &queue {
         let packs = packs_of(&pool);
-        let steps = plan_packs(&*fs, &packs, queue.retired())?;
+        let steps = plan_packs(&*fs, &packs, straw::pool::MAIN, queue.retired())?;
         if args.yes {
             act(&*fs, &packs, &steps).with_context(|| packs.display().to_string())?;
         }

@@ -1,0 +1,138 @@
+//! `thresh straw compact`: says what it would move; moves it with `--yes`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use straw::compact::{Sparse, copy, sparse};
+use straw::queue::Op;
+use straw::{Journal, PackInfo, RealFs, Store};
+
+use super::journaled::{journaled, queue_of};
+use super::pool::{journal_of, look, packs_of, pool_of, size};
+use crate::{
+    args::{Output, StrawCompact},
+    display::say,
+};
+
+/// Records of one transaction.
+const MOVES_PER_TXN: usize = 4096;
+
+/// Moves what is needed out of packs that are mostly dead.
+pub fn compact(args: &StrawCompact) -> Result<u8> {
+    let pool = pool_of(&args.folder)?;
+    let Some(journal) = journal_of(&pool) else {
+        bail!(
+            "{}: no journal tells what is needed\n  fix: name the folder with `packs` and `journal` in it",
+            pool.display()
+        )
+    };
+    let (plan, freed) = if args.yes {
+        act(&pool, &journal, args.live_percent)?
+    } else {
+        (sparse(&sealed(&pool)?, &queue_of(&journal)?, args.live_percent, stays), 0)
+    };
+    if args.folder.output == Output::Json {
+        let one =
+            |s: &Sparse| json!({"pack": s.pack, "bytes": s.bytes, "liveBytes": s.live_bytes, "records": s.live.len()});
+        let plan: Vec<_> = plan.iter().map(one).collect();
+        say(&json!({"done": args.yes, "plan": plan, "freedBytes": freed}).to_string());
+        return Ok(0);
+    }
+    human(&plan, args.yes, freed).iter().for_each(|line| say(line));
+    Ok(0)
+}
+
+/// An archive's index is a record of its own, with references that no queue translates.
+fn stays(owner: &str) -> bool {
+    owner.starts_with("archive/")
+}
+
+/// The packs as whoever only looks may see them: without asking for a lock.
+fn sealed(pool: &Path) -> Result<Vec<PackInfo>> {
+    let found = look(pool)?;
+    let info = |pack: straw::PackReport| PackInfo {
+        name: pack.name,
+        owner: pack.owner,
+        bytes: pack.bytes,
+        sealed: pack.sealed,
+        abandoned: false,
+    };
+    Ok(found.packs.into_iter().map(info).collect())
+}
+
+/// Claims the journal, and moves. What is interrupted is finished by the next call, or removed by the run's own collector.
+fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u64)> {
+    let name = || journal.display().to_string();
+    // What is there is understood before anyone is fenced.
+    queue_of(journal)?;
+    let store = Store::open(RealFs::new(), packs_of(pool))?;
+    let member = store.register(straw::pool::MAIN)?;
+    let (journal, found) = Journal::claim(RealFs::new(), journal, "thresh-straw-compact").with_context(name)?;
+    let mut owned = journaled(found.snapshot.as_deref(), &found.txns).with_context(name)?;
+    let plan = sparse(&store.packs()?, &owned.queue, live_percent, stays);
+    let writer = store.writer("compact")?;
+    for pack in &plan {
+        let moves = copy(&store, &writer, &pack.live).with_context(|| pack.pack.clone())?;
+        for moves in moves.chunks(MOVES_PER_TXN) {
+            let op = owned.queue.move_records(moves)?;
+            journal.append(&[owned.record(&op)?]).with_context(name)?;
+            owned.queue.apply(&op)?;
+        }
+    }
+    writer.seal();
+    // Nobody holds a lease: the claim voided them all.
+    let empty: Vec<String> = plan.iter().map(|s| s.pack.clone()).filter(|pack| !owned.queue.is_live(pack)).collect();
+    if !empty.is_empty() {
+        let op: Op = owned.queue.retire(&empty)?;
+        journal.append(&[owned.record(&op)?]).with_context(name)?;
+        owned.queue.apply(&op)?;
+    }
+    let freed = member.remove(owned.queue.retired())?;
+    Ok((plan, freed))
+}
+
+fn human(plan: &[Sparse], done: bool, freed: u64) -> Vec<String> {
+    let word = if done { "moved" } else { "would move" };
+    let mut lines: Vec<String> = plan
+        .iter()
+        .map(|s| {
+            let (records, live) = (api::count(s.live.len() as u64, "record"), size(s.live_bytes));
+            format!("{word} {records} ({live}) out of {} ({})", s.pack, size(s.bytes))
+        })
+        .collect();
+    let gain: u64 = plan.iter().map(|s| s.bytes.saturating_sub(s.live_bytes)).sum();
+    lines.push(match (plan.is_empty(), done) {
+        (true, _) => "no pack is mostly dead".to_owned(),
+        (false, true) if freed == 0 => {
+            "done; the files go once the other queues of the pool have given them up, too".to_owned()
+        }
+        (false, true) => format!("done; files of {} were removed", size(freed)),
+        (false, false) => format!(
+            "nothing was changed; {} would come free\n  \
+             fix: say --yes once the run has stopped: its journal is claimed, and a conductor that lives has to stop",
+            size(gain)
+        ),
+    });
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_moved_is_said_before_it_is_moved() {
+        let live = straw::Ref { pack: "w-0".into(), offset: 0, len: 100, head: 10, crc: 0 };
+        let plan = [Sparse { pack: "w-0".into(), bytes: 3 << 20, live_bytes: 100, live: vec![live] }];
+        let all = [human(&plan, false, 0), human(&plan, true, 3 << 20), human(&plan, true, 0), human(&[], false, 0)];
+        let all = all.map(|lines| lines.join("\n"));
+        assert!(
+            all[0].starts_with("would move 1 record (100 B) out of w-0 (3.0 MiB)\nnothing was changed; 3.0 MiB"),
+            "{all:?}"
+        );
+        assert_eq!(all[1], "moved 1 record (100 B) out of w-0 (3.0 MiB)\ndone; files of 3.0 MiB were removed");
+        assert!(all[2].ends_with("other queues of the pool have given them up, too"));
+        assert_eq!(all[3], "no pack is mostly dead");
+    }
+}
