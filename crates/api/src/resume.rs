@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct ResumeFrom {
     /// The other run: `metadata.uid` of its RLJob, and the name of its folder under `runs/` on the volume. Its RLJob may be gone.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("resumeFrom.run must be the uid of a run: lower-case letters, digits and '-'"))]
     pub run: String,
     /// The step that its commit says comes next; when left out, that of its last commit as the new run begins.

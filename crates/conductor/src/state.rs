@@ -637,8 +637,16 @@ impl State {
             Record::PacksForgotten { below } => self.queue(name, &Op::Forget { below: *below })?,
             Record::RecordsMoved { moves } => {
                 self.queue(name, &Op::Move { moves: moves.clone() })?;
-                if let Some((batch, _)) = &mut self.scorable {
-                    *batch = self.queue.resolve(batch);
+                let Self { queue, batches, warm_batches, scorable, trainer, .. } = self;
+                let warm = warm_batches.values_mut().map(|batch| &mut batch.converted.batch);
+                let converted = batches.values_mut().filter_map(|batch| batch.converted.as_mut());
+                let scored = match trainer.as_mut().and_then(|trainer| trainer.order.as_mut()) {
+                    Some(OrderKind::Publish { score: Some(score), .. }) => Some(&mut score.batch),
+                    _ => None,
+                };
+                let learnt = scorable.as_mut().map(|(batch, _)| batch);
+                for batch in converted.map(|converted| &mut converted.batch).chain(warm).chain(scored).chain(learnt) {
+                    *batch = queue.resolve(batch);
                 }
             }
             Record::TrainerRefused { trainer_epoch, reason } => {

@@ -5,7 +5,7 @@ mod world;
 
 use conductor::{
     Command, Conductor, DropReason, Error, Event, OrderKind, Position, Record, Reply, SAVED_HOLD_MS, SettingsAsked,
-    TRAINER_HEARTBEAT_MS, TilesProblem, Unreached,
+    State, TRAINER_HEARTBEAT_MS, TilesProblem, Unreached,
 };
 use control::wire::{
     CheckpointRequest, CompleteRequest, FailRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome,
@@ -707,4 +707,24 @@ fn a_row_that_cannot_be_used_fails_its_group_alone_and_the_run_goes_on() {
     }
     let waits = world.conductor.as_ref().unwrap().progress(world.now).waits;
     assert!(waits.iter().any(|wait| wait.what.contains("row 7 of the data")), "{waits:?}");
+}
+
+#[test]
+fn a_batch_whose_records_were_moved_is_given_from_where_they_are_now() {
+    let mut world = quiet(false, false);
+    world.until("a step is given to the trainer", |w| {
+        matches!(w.state().wire_order(), Some((_, Order::Train(order))) if order.step == 1)
+    });
+    world.hush();
+    let mut state = world.state().clone();
+    let given = |state: &State| match state.wire_order() {
+        Some((_, Order::Train(order))) => order.batch,
+        other => panic!("{other:?}"),
+    };
+    let before = given(&state);
+    let after = straw::Ref { pack: "compact-00000000000000000000000a".to_owned(), offset: 4096, ..before.clone() };
+    state.apply(&Record::RecordsMoved { moves: vec![(before.clone(), after.clone())] }).unwrap();
+    assert_eq!(given(&state), after, "the old pack may be gone");
+    let names_it = |r: &straw::Ref| r.pack == before.pack && r.offset == before.offset;
+    assert!(!state.queue.live_refs().any(names_it) && state.scorable.iter().all(|(batch, _)| !names_it(batch)));
 }

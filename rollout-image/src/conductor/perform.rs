@@ -9,7 +9,7 @@ use conductor::{
 };
 use rl::GroupAdvantage;
 use sglang::{DiskTransport, Engine, HttpEngine, Publication, UpdateLimits, update_engine};
-use straw::{Ref, Store, Writer};
+use straw::{Member, Ref, Store, Writer};
 use tokio::runtime::Handle;
 
 use super::{inbox::Inbox, scoring, setup::Setup, tiles};
@@ -30,6 +30,8 @@ pub struct Performer {
     runtime: Handle,
     store: Store,
     writer: Arc<Writer>,
+    /// The run's queue among those that use its packs.
+    member: Member,
 }
 
 impl Performer {
@@ -43,7 +45,8 @@ impl Performer {
         epoch: u64,
     ) -> anyhow::Result<Self> {
         let writer = Arc::new(store.writer(&format!("conductor-{epoch}"))?);
-        Ok(Self { setup, inbox, http, runtime, store, writer })
+        let member = store.register(straw::pool::MAIN)?;
+        Ok(Self { setup, inbox, http, runtime, store, writer, member })
     }
 
     /// Begins; the event follows.
@@ -108,8 +111,8 @@ impl Performer {
                 });
             }
             Command::RemovePacks { retired } => {
-                let store = self.store.clone();
-                self.runtime.spawn_blocking(move || match store.remove(&retired) {
+                let member = self.member.clone();
+                self.runtime.spawn_blocking(move || match member.remove(&retired) {
                     Ok(0) => {}
                     Ok(bytes) => tracing::info!(bytes, "packs that nothing refers to were removed"),
                     Err(error) => tracing::warn!(%error, "packs could not be removed; it is tried again"),

@@ -140,7 +140,7 @@ fn resume_from(job: &RLJob, c: &mut Checks) {
 
 fn is_uid(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+    !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 fn optimizer(o: &Optimizer, path: &str, c: &mut Checks) {
