@@ -150,4 +150,7 @@ impl File for CountedFile {
         self.calls.syncs.fetch_add(1, Relaxed);
         self.real.sync_data()
     }
+    fn zeros_ahead(&self) -> u64 {
+        self.real.zeros_ahead()
+    }
 }

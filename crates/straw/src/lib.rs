@@ -6,6 +6,7 @@
 //!   every earlier owner before it can acknowledge anything more.
 //! * [`Queue`]: which work there is, who holds it, what was accepted, which bytes are still needed. A pure state machine
 //!   whose durable changes are values ([`queue::Op`]) for the journal.
+//! * [`Coordinator`]: a queue with its journal, for many threads: what they decide while one sync is under way shares the next.
 //!
 //! # What it is not
 //!
@@ -123,12 +124,14 @@
 
 mod blob;
 mod collect;
+mod coordinator;
 mod dtype;
 mod durability;
 mod error;
 mod extent;
 mod frame;
 pub mod fs;
+mod group;
 mod head;
 mod inspect;
 pub mod journal;
@@ -148,6 +151,7 @@ mod tensor;
 mod writer;
 
 pub use collect::{Collector, PackInfo};
+pub use coordinator::Coordinator;
 pub use dtype::{DType, Element};
 pub use durability::Durability;
 pub use error::{Error, Result};

@@ -25,6 +25,8 @@ pub struct Counts {
     pub claims: u64,
     pub fenced: u64,
     pub txns: u64,
+    pub pipelined: u64,
+    pub pipelines_lost: u64,
     pub publishes: u64,
     pub accepted: u64,
     pub republished: u64,
@@ -44,7 +46,7 @@ pub struct Counts {
 
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
-        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots retired removals
+        each!(@ $of, $with, $do, steps operations claims fenced txns pipelined pipelines_lost publishes accepted republished snapshots retired removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -90,6 +92,9 @@ pub fn run(seed: u64) -> Counts {
     let one_host = random.below(3) == 0;
     if random.below(2) == 0 {
         sim.set_stale_ms(1 + random.below(60));
+    }
+    if random.below(2) == 0 {
+        sim.set_zeros_ahead(1 + random.below(700));
     }
     let world = Rc::new(World {
         one_host,
@@ -160,6 +165,13 @@ impl World {
     /// A host for a new process.
     fn host(&self) -> SimFs {
         if self.one_host { self.sim() } else { self.sim.borrow().mount() }
+    }
+
+    /// A moment in which others may go on, and the host may be lost.
+    pub fn pause(&self, host: &SimFs) {
+        if !self.quiet.get() {
+            self.interfere(host, "nothing");
+        }
     }
 
     fn interfere(&self, host: &SimFs, operation: &str) {

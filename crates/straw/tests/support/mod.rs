@@ -134,4 +134,7 @@ impl File for HookedFile {
         trace("sync", ());
         self.0.sync_data()
     }
+    fn zeros_ahead(&self) -> u64 {
+        self.0.zeros_ahead()
+    }
 }
