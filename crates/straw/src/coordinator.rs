@@ -44,7 +44,7 @@ impl Coordinator {
             None => Queue::new(),
         };
         for record in found.txns.iter().flatten() {
-            queue.apply(&postcard::from_bytes::<Op>(record).map_err(bad)?)?;
+            queue.apply_owned(postcard::from_bytes(record).map_err(bad)?)?;
         }
         queue.begin_epoch(found.epoch);
         Ok(Self::new(journal, queue))

@@ -82,7 +82,7 @@
 //!         None => Queue::new(),
 //!     };
 //!     for record in found.txns.iter().flatten() {
-//!         queue.apply(&postcard::from_bytes::<Op>(record)?)?;
+//!         queue.apply_owned(postcard::from_bytes(record)?)?;
 //!     }
 //!     queue.begin_epoch(found.epoch);
 //!
