@@ -6,6 +6,7 @@
 //!   every earlier owner before it can acknowledge anything more.
 //! * [`Queue`]: which work there is, who holds it, what was accepted, which bytes are still needed. A pure state machine
 //!   whose durable changes are values ([`queue::Op`]) for the journal.
+//! * [`Archive`]: records kept under keys, by reference, for as long as a queue holds them.
 //! * [`Coordinator`]: a queue with its journal, for many threads: what they decide while one sync is under way shares the next.
 //!
 //! # What it is not
@@ -122,6 +123,7 @@
 #![deny(missing_docs, clippy::indexing_slicing)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
+mod archive;
 mod blob;
 mod collect;
 mod coordinator;
@@ -150,6 +152,7 @@ mod store;
 mod tensor;
 mod writer;
 
+pub use archive::{Archive, Entry};
 pub use collect::{Collector, PackInfo};
 pub use coordinator::Coordinator;
 pub use dtype::{DType, Element};

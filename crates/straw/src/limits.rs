@@ -46,6 +46,8 @@ pub const CONSUMER_STATE_BYTES_MAX: usize = 64 << 10;
 pub const CHECKPOINTS_MAX: usize = 1024;
 /// Bytes of the model's record in a checkpoint.
 pub const CHECKPOINT_MODEL_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a key in an archive.
+pub const ARCHIVE_KEY_BYTES_MAX: usize = 1024;
 /// Leases one worker may hold.
 pub const LEASES_PER_WORKER_MAX: usize = 4096;
 
