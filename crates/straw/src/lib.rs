@@ -11,7 +11,7 @@
 //!
 //! # What it is not
 //!
-//! Not a server and not a client: it opens no socket, starts no thread, and reads no clock (`now` is an argument). It knows
+//! Not a server and not a client: it opens no socket, no thread of it outlives a call, and it reads no clock (`now` is an argument). It knows
 //! no JSON (but for the settings that JuiceFS shows, [`mount_probe`]) and nothing of training. It is no database: payloads are found by reference only.
 //!
 //! # Invariants
@@ -56,7 +56,8 @@
 //! Live records are not moved out of a pack that is mostly dead: a pack goes whole. A fork's packs are kept by the hold in the
 //! queue it came from ([`Queue::hold_for`]) and by nothing else, so end the hold only with the fork. An open pack whose owner
 //! holds no lease from before and that did not grow for a while is taken for abandoned: should its writer live, its next
-//! completion is refused and it publishes again. Reads copy once (no mapping), records are not compressed, a changed tensor is
+//! completion is refused and it publishes again. Reads copy once: a mapped pack that is cut short on
+//! a shared mount would end the process (SIGBUS) instead of giving an error. Records are not compressed, a changed tensor is
 //! written whole, and names of retired packs are remembered for ever.
 //!
 //! # Giving space back
