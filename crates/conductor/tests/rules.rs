@@ -707,3 +707,19 @@ fn a_row_that_cannot_be_used_fails_its_group_alone_and_the_run_goes_on() {
     let waits = world.conductor.as_ref().unwrap().progress(world.now).waits;
     assert!(waits.iter().any(|wait| wait.what.contains("row 7 of the data")), "{waits:?}");
 }
+
+#[test]
+fn renewals_are_answered_from_memory_and_make_no_record() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grants = granted(lease(&mut world, worker.clone(), 64));
+    assert!(grants.len() > 1, "one call renews many");
+    let leases: Vec<(String, u64)> = grants.iter().map(|grant| (grant.lease.clone(), grant.task)).collect();
+    let before = world.journal.len();
+    for _ in 0..50 {
+        let renew = RenewRequest { worker: worker.clone(), leases: leases.clone() };
+        let Some(Reply::Renew(renewed)) = world.now(|reply| Event::Renew(reply, renew)).1 else { panic!("renew") };
+        assert!(renewed.lost.is_empty());
+    }
+    assert_eq!(world.journal.len(), before);
+}

@@ -56,9 +56,12 @@
 //! Live records are not moved out of a pack that is mostly dead: a pack goes whole. A fork's packs are kept by the hold in the
 //! queue it came from ([`Queue::hold_for`]) and by nothing else, so end the hold only with the fork. An open pack whose owner
 //! holds no lease from before and that did not grow for a while is taken for abandoned: should its writer live, its next
-//! completion is refused and it publishes again. Reads copy once: a mapped pack that is cut short on
-//! a shared mount would end the process (SIGBUS) instead of giving an error. Records are not compressed, a changed tensor is
+//! completion is refused and it publishes again. Records are not compressed, a changed tensor is
 //! written whole, and names of retired packs are remembered for ever.
+//!
+//! Reads copy once: a mapped pack that is cut short on a shared mount would end the process (SIGBUS) instead of giving an error.
+//! Zeros are written ahead of a journal's frames and not of a pack's extents: of 132 KiB, a group of 32 publishers, that gained
+//! 1.0x to 1.7x, and of 256 KiB nothing (ext4, by turns).
 //!
 //! # Giving space back
 //!

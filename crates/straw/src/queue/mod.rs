@@ -62,6 +62,10 @@ use order::{Lanes, Order};
 pub(crate) const FORMAT: u16 = 3;
 
 /// The queue of one run. Serialises to (and from) its durable part alone.
+///
+/// What is derived for queries is made by the first of them, so that a replay, which asks nothing, does not pay for it: a
+/// million tasks that are submitted, completed, batched and released took 1.6 s of one core when it was kept up to date and
+/// ops were copied, 0.6 s since (`recover_1m_tasks_without_snapshot` of the bench).
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     durable: Durable,
