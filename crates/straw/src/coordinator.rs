@@ -25,7 +25,9 @@ pub struct Coordinator {
 struct State {
     queue: Queue,
     pipeline: Pipeline,
-    /// The newest change.
+    /// The transaction that the queue began with.
+    begun: Lsn,
+    /// The newest change since.
     newest: Option<Ticket>,
     over: bool,
 }
@@ -52,7 +54,8 @@ impl Coordinator {
 
     /// An owner with a journal that it has claimed, and the queue that the journal adds up to.
     pub fn new(journal: Journal, queue: Queue) -> Self {
-        let state = State { queue, pipeline: journal.pipeline(), newest: None, over: false };
+        let (pipeline, begun) = (journal.pipeline(), journal.last());
+        let state = State { queue, pipeline, begun, newest: None, over: false };
         Coordinator { journal, state: Mutex::new(state) }
     }
 
@@ -93,16 +96,14 @@ impl Coordinator {
     /// # Errors
     /// As [`Journal::snapshot`].
     pub fn snapshot(&self) -> Result<()> {
-        let (ticket, bytes) = {
+        // What others commit from here on is behind the snapshot, not in it.
+        let (begun, ticket, bytes) = {
             let state = self.state()?;
             let bytes = postcard::to_stdvec(&state.queue);
             let bytes = bytes.unwrap_or_else(|e| unreachable!("serialising to memory cannot fail: {e}"));
-            (state.newest.clone(), bytes)
+            (state.begun, state.newest.clone(), bytes)
         };
-        let at = match self.settle(ticket)? {
-            Some(at) => at,
-            None => self.journal.last(),
-        };
+        let at = self.settle(ticket)?.unwrap_or(begun);
         self.journal.snapshot(at, &bytes)
     }
 

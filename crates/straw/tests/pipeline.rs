@@ -262,6 +262,30 @@ fn many_threads_complete_tasks_with_few_syncs_and_each_is_recovered() {
 }
 
 #[test]
+fn a_snapshot_that_is_taken_while_others_commit_covers_no_more_than_its_state() {
+    for seed in 0..20 {
+        let sim = SimFs::new(seed);
+        let fs: Arc<dyn Fs> = Arc::new(sim.clone());
+        drop(Coordinator::claim(fs.clone(), DIR, "owner").map(|c| submit(&c, 0..1)).unwrap());
+        let coordinator = Coordinator::claim(fs, DIR, "owner").unwrap();
+        std::thread::scope(|scope| {
+            for thread in 1..4 {
+                let coordinator = &coordinator;
+                scope.spawn(move || {
+                    (0..30).for_each(|n| submit(coordinator, thread * 100 + n..thread * 100 + n + 1).unwrap())
+                });
+            }
+            for _ in 0..5 {
+                coordinator.snapshot().unwrap();
+            }
+        });
+        drop(coordinator);
+        let again = Coordinator::claim(Arc::new(sim.power_loss(seed)), DIR, "owner").unwrap();
+        assert_eq!(again.lease(|queue| queue.tasks_len()).unwrap(), 91);
+    }
+}
+
+#[test]
 fn an_answer_waits_until_what_it_follows_from_is_durable() {
     let sim = SimFs::new(7);
     let syncs = Arc::new(AtomicU64::new(0));
