@@ -9,6 +9,9 @@
 //! meta   = { format, entries, packs, the first key of each page and where the page begins }
 //! pages  = U8 [bytes]      page = entry { key, pack, offset, len, head, crc, part } ...
 //! ```
+//! The index names places, so records that an archive holds must stay where they are: whoever moves live records asks
+//! [`Archive::is_owner`] whom they belong to.
+//!
 //! A lookup reads the meta once, then one page for each key (two blocks of [`crate::BLOCK_BYTES`] at most, for pages of the
 //! usual size), however many keys there are.
 
@@ -26,6 +29,8 @@ const FORMAT: u16 = 1;
 /// A page ends with the entry that reaches this length, bytes.
 const PAGE_BYTES: usize = 16 << 10;
 const PAGES: &str = "pages";
+/// Owners of archives begin with this.
+const OWNERS: &str = "archive/";
 
 /// A record under a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,6 +137,11 @@ impl Archive {
         (0..).map_while(|i| queue.release_owner(&owner(name, i))).collect()
     }
 
+    /// True for an owner in the queue that is (a part of) an archive.
+    pub fn is_owner(owner: &str) -> bool {
+        owner.starts_with(OWNERS)
+    }
+
     /// The index of the archive that is held under `name`.
     pub fn find<'a>(queue: &'a Queue, name: &str) -> Option<&'a Ref> {
         queue.owner(&owner(name, 0)).and_then(<[Ref]>::first)
@@ -236,5 +246,5 @@ impl Archive {
 
 /// The owner of a part of an archive's references.
 fn owner(name: &str, part: usize) -> String {
-    format!("archive/{name}/{part}")
+    format!("{OWNERS}{name}/{part}")
 }

@@ -94,6 +94,7 @@ fn an_archive_keeps_its_records_until_it_is_released() {
     let ops = Archive::hold(&queue, "step-7", &index, &all).unwrap();
     apply(&mut queue, &ops);
     assert_eq!(Archive::find(&queue, "step-7"), Some(&index));
+    assert!(queue.owners().all(|(owner, _)| Archive::is_owner(owner)) && !Archive::is_owner("commit"));
     assert!(matches!(Archive::hold(&queue, "step-7", &index, &all), Err(Refused::Invalid(_))));
     for pack in [&refs[0].pack, &index.pack] {
         assert!(matches!(queue.retire(std::slice::from_ref(pack)), Err(Refused::PackLive(_))));
