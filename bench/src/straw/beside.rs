@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use straw::queue::TaskId;
 use straw::{Queue, RealFs, Record, Ref, Store};
 
-use super::coordinator::{self, Inbox, reference};
+use super::coordinator::{self, Owner, reference};
 use super::floor::{Appender, Reader};
 use super::group_commit::{at_once, floor};
 use super::peer::{NAME, Peer};
@@ -197,7 +197,7 @@ fn cycle(place: &Place, lines: &mut Lines, bench: &str, workers: usize, each: us
     let turns = if workers == 1 { 32 } else { 1 };
     let tasks = workers * each * turns;
     place.begin("cycle", bench, json!({"callers": workers, "each": each}))?;
-    let (inbox, owner) = coordinator::begin(&place.dir.join("ours"))?;
+    let owner = coordinator::begin(&place.dir.join("ours"))?;
     let small = noise(160); // about what a completion appends, framed
     let files: Vec<_> = (0..workers)
         .map(|i| Appender::create(&place.dir.join(format!("floor-{i}"))).map(std::sync::Mutex::new))
@@ -205,7 +205,7 @@ fn cycle(place: &Place, lines: &mut Lines, bench: &str, workers: usize, each: us
     let append = |worker: usize| -> Result<()> {
         files[worker].lock().map_err(|_| anyhow!("a thread of the floor died"))?.append(&small)
     };
-    let ours = Box::new(|| (0..turns).map(|_| turn(&inbox, workers, each)).sum());
+    let ours = Box::new(|| (0..turns).map(|_| turn(&owner, workers, each)).sum());
     let floor = Box::new(|| {
         (0..turns)
             .map(|_| {
@@ -215,8 +215,7 @@ fn cycle(place: &Place, lines: &mut Lines, bench: &str, workers: usize, each: us
             .sum()
     });
     let measured = place.turns(ours, floor, json!({"calls": turns}), 1.0)?;
-    drop(inbox);
-    owner.join().map_err(|_| anyhow!("the owner panicked"))??;
+    drop(owner);
     let line = rate(bench, "", tasks as f64, "tasks/s", &measured.0);
     let line = place.line(line, "write+fdatasync for each completion and acknowledgement", &measured)?;
     let done = (tasks * (place.options.rounds + 1)) as f64;
@@ -230,27 +229,26 @@ fn cycle(place: &Place, lines: &mut Lines, bench: &str, workers: usize, each: us
     place.clear()
 }
 
-fn turn(inbox: &Inbox, workers: usize, each: usize) -> Result<f64> {
-    inbox.submit((workers * each) as u64)?;
+fn turn(owner: &Owner, workers: usize, each: usize) -> Result<f64> {
+    owner.submit((workers * each) as u64)?;
     let leases: Vec<_> = (0..workers).map(|_| std::sync::Mutex::new(Vec::new())).collect();
     let own = |worker: usize| leases[worker].lock().map_err(|_| anyhow!("a worker died"));
     let mut spent = at_once(workers, |worker| {
         let mut leases = own(worker)?;
         let name = format!("w{worker}");
         for _ in 0..each {
-            leases.push(inbox.lease(&name)?);
+            leases.push(owner.lease(&name)?);
         }
         Ok(())
     })?;
     spent += at_once(workers, |worker| {
         let mut leases = own(worker)?;
         for lease in leases.drain(..) {
-            let result = vec![reference(lease.task.0)];
-            inbox.complete(lease, result)?;
+            owner.complete(&lease, &[reference(lease.task.0)])?;
         }
         Ok(())
     })?;
-    Ok(spent + seconds(|| inbox.ack())?)
+    Ok(spent + seconds(|| owner.ack())?)
 }
 
 fn read(place: &Place, lines: &mut Lines) -> Result<()> {

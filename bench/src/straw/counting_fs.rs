@@ -154,8 +154,11 @@ impl File for CountedFile {
         self.calls.syncs.fetch_add(1, Relaxed);
         self.real.sync_data()
     }
-
     fn try_lock(&self) -> io::Result<bool> {
         self.real.try_lock()
+    }
+
+    fn zeros_ahead(&self) -> u64 {
+        self.real.zeros_ahead()
     }
 }

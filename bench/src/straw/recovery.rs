@@ -55,7 +55,7 @@ pub fn recover(dir: &Path) -> Result<(Journal, Queue)> {
         None => Queue::new(),
     };
     for record in found.txns.iter().flatten() {
-        queue.apply(&postcard::from_bytes::<Op>(record)?)?;
+        queue.apply_owned(postcard::from_bytes(record)?)?;
     }
     queue.begin_epoch(found.epoch);
     Ok((journal, queue))

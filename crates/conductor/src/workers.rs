@@ -4,7 +4,7 @@ use control::wire::{
     CompleteReply, CompleteRequest, FailReply, FailRequest, GroupSummary, LeaseRequest, Outcome, RefusalKind,
     RenewReply, RenewRequest, Sampling, TaskKind, WorkerId,
 };
-use straw::queue::{AttemptId, Completion, Lease, LeaseTerms, Refused, TaskId};
+use straw::queue::{AttemptId, Completion, Lane, Lease, LeaseTerms, Refused, TaskId, Wanted};
 
 use crate::{
     Command, Conductor, Error, EvalFor, Grant, LEASE_MS, Record, Reply, ReplyId, Step,
@@ -233,7 +233,8 @@ impl Conductor {
     fn grant(&mut self, worker: &WorkerId, want: usize, now: u64) -> Vec<Grant> {
         let holder = holder(worker);
         // Evaluations first: the trainer waits for them.
-        let mut leases = self.state.queue.acquire_where(&holder, want, now, TERMS, |task| task.id.0 >= EVAL_TASKS);
+        let evals = Wanted::lanes(TaskId(EVAL_TASKS).lane()..=Lane::MAX);
+        let mut leases = self.state.queue.acquire_where(&holder, want, now, TERMS, &evals);
         leases.extend(self.state.queue.acquire(&holder, want - leases.len(), now, TERMS));
         leases.iter().filter_map(|lease| self.grant_of(lease, now)).collect()
     }

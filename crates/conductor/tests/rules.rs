@@ -712,9 +712,10 @@ fn a_row_that_cannot_be_used_fails_its_group_alone_and_the_run_goes_on() {
 #[test]
 fn a_batch_whose_records_were_moved_is_given_from_where_they_are_now() {
     let mut world = quiet(false, false);
-    world.until("a step is given to the trainer", |w| {
-        matches!(w.state().wire_order(), Some((_, Order::Train(order))) if order.step == 1)
-    });
+    world.until(
+        "a step is given to the trainer",
+        |w| matches!(w.state().wire_order(), Some((_, Order::Train(order))) if order.step == 1),
+    );
     world.hush();
     let mut state = world.state().clone();
     let given = |state: &State| match state.wire_order() {
@@ -727,4 +728,20 @@ fn a_batch_whose_records_were_moved_is_given_from_where_they_are_now() {
     assert_eq!(given(&state), after, "the old pack may be gone");
     let names_it = |r: &straw::Ref| r.pack == before.pack && r.offset == before.offset;
     assert!(!state.queue.live_refs().any(names_it) && state.scorable.iter().all(|(batch, _)| !names_it(batch)));
+}
+
+#[test]
+fn renewals_are_answered_from_memory_and_make_no_record() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grants = granted(lease(&mut world, worker.clone(), 64));
+    assert!(grants.len() > 1, "one call renews many");
+    let leases: Vec<(String, u64)> = grants.iter().map(|grant| (grant.lease.clone(), grant.task)).collect();
+    let before = world.journal.len();
+    for _ in 0..50 {
+        let renew = RenewRequest { worker: worker.clone(), leases: leases.clone() };
+        let Some(Reply::Renew(renewed)) = world.now(|reply| Event::Renew(reply, renew)).1 else { panic!("renew") };
+        assert!(renewed.lost.is_empty());
+    }
+    assert_eq!(world.journal.len(), before);
 }

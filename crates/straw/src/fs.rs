@@ -78,4 +78,11 @@ pub trait File: fmt::Debug + Send + Sync {
     fn try_lock(&self) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
+
+    /// How many zeros, bytes, are worth writing ahead of what is appended, so that a later sync finds the length unchanged
+    /// and has no more to write than the bytes themselves. 0 where that gains nothing, as on a shared mount, where each sync
+    /// makes an object whatever the length.
+    fn zeros_ahead(&self) -> u64 {
+        0
+    }
 }

@@ -6,10 +6,12 @@
 //!   every earlier owner before it can acknowledge anything more.
 //! * [`Queue`]: which work there is, who holds it, what was accepted, which bytes are still needed. A pure state machine
 //!   whose durable changes are values ([`queue::Op`]) for the journal.
+//! * [`Archive`]: records kept under keys, by reference, for as long as a queue holds them.
+//! * [`Coordinator`]: a queue with its journal, for many threads: what they decide while one sync is under way shares the next.
 //!
 //! # What it is not
 //!
-//! Not a server and not a client: it opens no socket, starts no thread, and reads no clock (`now` is an argument). It knows
+//! Not a server and not a client: it opens no socket, no thread of it outlives a call, and it reads no clock (`now` is an argument). It knows
 //! no JSON (but for the settings that JuiceFS shows, [`mount_probe`]) and nothing of training. It is no database: payloads are found by reference only.
 //!
 //! # Invariants
@@ -54,6 +56,10 @@
 //!
 //! Reads copy once (no mapping), records are not compressed, and a changed tensor is written whole.
 //!
+//! Reads copy once: a mapped pack that is cut short on a shared mount would end the process (SIGBUS) instead of giving an error.
+//! Zeros are written ahead of a journal's frames and not of a pack's extents: of 132 KiB, a group of 32 publishers, that gained
+//! 1.0x to 1.7x, and of 256 KiB nothing (ext4, by turns).
+//!
 //! # Giving space back
 //!
 //! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Member::remove`]; in this order, and then
@@ -88,7 +94,7 @@
 //!         None => Queue::new(),
 //!     };
 //!     for record in found.txns.iter().flatten() {
-//!         queue.apply(&postcard::from_bytes::<Op>(record)?)?;
+//!         queue.apply_owned(postcard::from_bytes(record)?)?;
 //!     }
 //!     queue.begin_epoch(found.epoch);
 //!
@@ -128,15 +134,18 @@
 #![deny(missing_docs, clippy::indexing_slicing)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
+mod archive;
 mod blob;
 mod collect;
 pub mod compact;
+mod coordinator;
 mod dtype;
 mod durability;
 mod error;
 mod extent;
 mod frame;
 pub mod fs;
+mod group;
 mod head;
 mod inspect;
 pub mod journal;
@@ -156,7 +165,9 @@ mod store;
 mod tensor;
 mod writer;
 
+pub use archive::{Archive, Entry};
 pub use collect::{Collector, PackInfo};
+pub use coordinator::Coordinator;
 pub use dtype::{DType, Element};
 pub use durability::Durability;
 pub use error::{Error, Result};

@@ -48,6 +48,8 @@ pub const CHECKPOINTS_MAX: usize = 1024;
 pub const CHECKPOINT_MODEL_BYTES_MAX: usize = 1 << 20;
 /// Names of retired packs that a queue remembers at most on account of packs that are still being written.
 pub const RETIRED_NAMES_MAX: usize = 4096;
+/// Bytes of a key in an archive.
+pub const ARCHIVE_KEY_BYTES_MAX: usize = 1024;
 /// Leases one worker may hold.
 pub const LEASES_PER_WORKER_MAX: usize = 4096;
 

@@ -33,8 +33,9 @@ impl RealFs {
 
 impl Fs for RealFs {
     fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
-        let fd = RwLock::new(Arc::new(open_folder(path)?));
-        Ok(Arc::new(RealDir { path: path.to_owned(), fd }))
+        let fd = open_folder(path)?;
+        let zeros_ahead = zeros_ahead(&fd);
+        Ok(Arc::new(RealDir { path: path.to_owned(), fd: RwLock::new(Arc::new(fd)), zeros_ahead }))
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
@@ -86,10 +87,23 @@ fn is_of_a_dead_mount(errno: Errno) -> bool {
     matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::STALE)
 }
 
+/// See [`File::zeros_ahead`]: ext4 and XFS commit their own journal when a sync finds a new length or block. Measured on ext4,
+/// `pwrite` and `fdatasync` of 200 bytes: 0.22 ms behind the end, 0.09 ms within it (medians of 7 rounds of 40, by turns).
+/// Others write elsewhere anyway (btrfs), or each sync is an object (mounts of object stores).
+fn zeros_ahead(folder: &OwnedFd) -> u64 {
+    const EXT4: u64 = 0xEF53;
+    const XFS: u64 = 0x5846_5342;
+    match rustix::fs::fstatfs(folder).map(|fs| u64::try_from(fs.f_type).unwrap_or(0)) {
+        Ok(EXT4 | XFS) => 1 << 20,
+        _ => 0,
+    }
+}
+
 #[derive(Debug)]
 struct RealDir {
     path: PathBuf,
     fd: RwLock<Arc<OwnedFd>>,
+    zeros_ahead: u64,
 }
 
 impl RealDir {
@@ -119,7 +133,7 @@ impl RealDir {
         assert!(!name.contains('/') && name != ".." && name != ".", "not one path component: {name}");
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = self.within(|dir| rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)))?;
-        Ok(Arc::new(RealFile { fd }))
+        Ok(Arc::new(RealFile { fd, zeros_ahead: self.zeros_ahead }))
     }
 }
 
@@ -190,6 +204,7 @@ impl Dir for RealDir {
 #[derive(Debug)]
 struct RealFile {
     fd: OwnedFd,
+    zeros_ahead: u64,
 }
 
 impl File for RealFile {
@@ -231,7 +246,6 @@ impl File for RealFile {
     fn sync_data(&self) -> io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
     }
-
     /// `flock`: it belongs to the open file and not to the process (as a record lock does), so that two handles of one process
     /// exclude each other, and closing another handle of the file does not free it.
     fn try_lock(&self) -> io::Result<bool> {
@@ -240,5 +254,9 @@ impl File for RealFile {
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(e) => Err(e.into()),
         }
+    }
+
+    fn zeros_ahead(&self) -> u64 {
+        self.zeros_ahead
     }
 }

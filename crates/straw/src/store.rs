@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 use crate::dtype::DType;
 use crate::durability::Durability;
@@ -21,6 +23,8 @@ use crate::{Error, Ref, Result};
 /// Records of one read are at most this far apart, and this long together, bytes.
 const RUN_GAP_MAX: u64 = 64 << 10;
 const RUN_BYTES_MAX: u64 = 8 << 20;
+/// Threads do not share out less than this: a read of a mount is at most 128 KiB anyway.
+const RUN_BYTES_MIN: u64 = 128 << 10;
 /// Open files and decoded heads kept for the next read.
 const FILES_KEPT: usize = 256;
 const HEADS_KEPT: usize = 4096;
@@ -103,27 +107,70 @@ impl Store {
 
     /// Reads many records, in the order asked for. Records that lie close together in a pack are read by one `pread`; their
     /// tensors then share its buffer.
+    ///
+    /// # Errors
+    /// As [`Store::read`], for the first of the records that cannot be read.
     pub fn read_many(&self, references: &[Ref]) -> Result<Vec<Record>> {
+        self.read_many_at_once(references, 1)
+    }
+
+    /// As [`Store::read_many`], by up to `threads` threads at once: for a micro-batch from a mount where each read waits for a
+    /// network, or whose checksums one core does not keep up with. The threads end with the call.
+    ///
+    /// # Errors
+    /// As [`Store::read`], for one of the records that cannot be read.
+    pub fn read_many_at_once(&self, references: &[Ref], threads: usize) -> Result<Vec<Record>> {
         let mut order: Vec<usize> = (0..references.len()).collect();
         order.sort_by_key(|i| references.get(*i));
-        let mut records: Vec<Option<Record>> = vec![None; references.len()];
+        // Each thread has something to read, even when all lies together.
+        let share = references.iter().map(|r| r.len).sum::<u64>() / threads.max(1) as u64;
+        let run_bytes_max = if threads > 1 { share.clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) } else { RUN_BYTES_MAX };
+        let mut runs = Vec::new();
         let mut rest = order.as_slice();
         while !rest.is_empty() {
-            let run = run_length(references, rest);
-            let (now, later) = rest.split_at(run);
-            self.read_run(references, now, &mut records)?;
+            let (run, later) = rest.split_at(run_length(references, rest, run_bytes_max));
+            runs.push(run);
             rest = later;
+        }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut read = Vec::new();
+            while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.read_run(references, run) {
+                    Ok(some) => read.extend(some),
+                    Err(error) => {
+                        next.store(runs.len(), Ordering::Relaxed); // nobody begins another
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(read)
+        };
+        let parts: Vec<Result<Vec<(usize, Record)>>> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.min(runs.len())).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let join = |other: ScopedJoinHandle<'_, _>| other.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+            std::iter::once(own).chain(others.into_iter().map(join)).collect()
+        });
+        let mut records: Vec<Option<Record>> = vec![None; references.len()];
+        for part in parts {
+            for (i, record) in part? {
+                if let Some(place) = records.get_mut(i) {
+                    *place = Some(record);
+                }
+            }
         }
         let all: Option<Vec<Record>> = records.into_iter().collect();
         Ok(all.unwrap_or_else(|| unreachable!("each record is in one run")))
     }
 
     /// Reads the records `run` of `references`, neighbours in one pack.
-    fn read_run(&self, references: &[Ref], run: &[usize], out: &mut [Option<Record>]) -> Result<()> {
+    fn read_run(&self, references: &[Ref], run: &[usize]) -> Result<Vec<(usize, Record)>> {
         let members = || run.iter().filter_map(|i| references.get(*i).map(|r| (*i, r)));
-        let Some((_, first)) = members().next() else { return Ok(()) };
+        let Some((_, first)) = members().next() else { return Ok(Vec::new()) };
         let end = members().map(|(_, r)| r.offset + r.len).max().unwrap_or(first.offset);
         let whole = if run.len() > 1 { self.read_exact(first, 0, end - first.offset).ok().map(Arc::new) } else { None };
+        let mut records = Vec::with_capacity(run.len());
         for (i, r) in members() {
             let base = usize::try_from(r.offset - first.offset).unwrap_or(usize::MAX);
             let shared = whole.as_ref().and_then(|bytes| {
@@ -131,12 +178,9 @@ impl Store {
                 head.open(r, bytes, base).ok()
             });
             // Whatever is wrong with one of them, the single read has the retry and the precise error.
-            let record = shared.map_or_else(|| self.read(r), Ok)?;
-            if let Some(place) = out.get_mut(i) {
-                *place = Some(record);
-            }
+            records.push((i, shared.map_or_else(|| self.read(r), Ok)?));
         }
-        Ok(())
+        Ok(records)
     }
 
     /// Reads the rows `rows` (along the first dimension) of one tensor of a record, and checks the blocks they lie in.
@@ -332,7 +376,7 @@ impl Store {
 }
 
 /// How many of the first records of `order` (sorted by place) are read together.
-fn run_length(references: &[Ref], order: &[usize]) -> usize {
+fn run_length(references: &[Ref], order: &[usize], bytes_max: u64) -> usize {
     let mut members = order.iter().filter_map(|i| references.get(*i));
     let Some(first) = members.next() else { return 0 };
     let mut end = first.offset.saturating_add(first.len);
@@ -340,7 +384,7 @@ fn run_length(references: &[Ref], order: &[usize]) -> usize {
     for r in members {
         let near = r.pack == first.pack && r.offset <= end.saturating_add(RUN_GAP_MAX);
         end = end.max(r.offset.saturating_add(r.len));
-        if !near || end - first.offset > RUN_BYTES_MAX {
+        if !near || end - first.offset > bytes_max {
             break;
         }
         count += 1;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use straw::queue::{
     AttemptId, BatchId, Class, Completion, DropCause, Lease, LeaseTerms, NewTask, Op, Position, Refused, Settled,
-    TaskId,
+    TaskId, Wanted,
 };
 use straw::{Collector, PackInfo, Queue, Ref};
 
@@ -553,7 +553,8 @@ fn ready_comes_before_partial_before_fresh_and_older_weights_first() {
     for (class, key) in
         [(Class::Partial, Some(4)), (Class::Partial, Some(2)), (Class::Ready, Some(9)), (Class::Partial, None)]
     {
-        let lease = q.acquire_where("a", 1, 0, TERMS, |t| t.class == Class::Fresh).remove(0);
+        let fresh = Wanted::classes(Class::Fresh..=Class::Fresh);
+        let lease = q.acquire_where("a", 1, 0, TERMS, &fresh).remove(0);
         let op = q.yield_partial(lease.task, lease.attempt, class, key, &[]);
         apply(&mut q, op);
     }

@@ -53,9 +53,12 @@ pub(super) struct Frame<'a> {
 /// The frame at `offset`, where `bytes` begin; `None` when there is no good one.
 pub(super) fn frame_at<'a>(segment: &str, offset: u64, bytes: &'a [u8]) -> Option<Frame<'a>> {
     let header = bytes.get(..HEADER)?;
-    let seed = seed(segment, offset);
     let len = u32_at(header, 0) as usize;
-    if len == 0 || u32_at(header, 4) != header_crc(seed, header) {
+    if len == 0 || len > bytes.len() {
+        return None;
+    }
+    let seed = seed(segment, offset);
+    if u32_at(header, 4) != header_crc(seed, header) {
         return None;
     }
     let body = bytes.get(HEADER..HEADER + len)?;
@@ -65,9 +68,17 @@ pub(super) fn frame_at<'a>(segment: &str, offset: u64, bytes: &'a [u8]) -> Optio
 
 /// The first good frame at or behind `offset`; `bytes` begin at `offset`.
 pub(super) fn search(segment: &str, offset: u64, bytes: &[u8]) -> Option<u64> {
-    let places = 0..bytes.len().saturating_sub(HEADER);
-    let good = |at: &usize| frame_at(segment, offset + *at as u64, bytes.get(*at..).unwrap_or_default()).is_some();
-    places.into_iter().find(good).map(|at| offset + at as u64)
+    let mut at = 0;
+    loop {
+        // A frame's first four bytes are its length, so it begins at most three before a byte that is not zero: the zeros
+        // that were written ahead cost nothing.
+        let rest = bytes.get(at..)?;
+        at += rest.iter().position(|byte| *byte != 0)?.saturating_sub(3);
+        if frame_at(segment, offset + at as u64, bytes.get(at..)?).is_some() {
+            return Some(offset + at as u64);
+        }
+        at += 1;
+    }
 }
 
 /// Appends a transaction to a body.

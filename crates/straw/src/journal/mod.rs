@@ -15,7 +15,8 @@
 //! | `seg-N-K.log` | segment K of epoch N: a header that seals its predecessor, then frames |
 //! | `snap-L-N.snap` | state after transaction L, written by epoch N |
 //!
-//! A frame is one group commit: a header of 20 bytes and the transactions that were waiting. Since a frame is synced before
+//! A frame is one group commit: a header of 20 bytes and the transactions that were waiting. On file systems where a sync that
+//! lengthens a file costs more than one that does not, zeros are written ahead of the frames. Since a frame is synced before
 //! the next is written, a frame that is damaged although a good one follows is corruption ([`crate::Error::Corrupt`]); a
 //! damaged frame with nothing good behind it is a torn tail and is dropped. Zeros at the end are a torn tail too.
 
@@ -34,7 +35,7 @@ use crate::limits::OWNER_BYTES_MAX;
 use crate::{Error, Result};
 
 pub use claim::Recovered;
-pub use writer::Journal;
+pub use writer::{Journal, Pipeline, Ticket};
 
 pub(crate) use names::Name;
 pub(crate) use recovery::{History, read_history};

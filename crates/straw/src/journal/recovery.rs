@@ -26,7 +26,7 @@ pub(crate) struct History {
     /// The last frame that counts (or the header of a segment without one), and its offset: the only bytes of the chain
     /// whose sync nothing vouches for.
     pub(crate) tail: (u64, Vec<u8>),
-    /// Bytes behind the last good frame: never acknowledged.
+    /// Bytes behind the last good frame, up to the last that is not zero: never acknowledged.
     pub(crate) torn_bytes: u64,
 }
 
@@ -161,7 +161,8 @@ fn read_segment(
     let mut tail: Vec<u8> = bytes.get(last_frame as usize..).unwrap_or_default().to_vec();
     tail.resize((link.len - last_frame) as usize, 0); // a header may have lost its padding
     out.tail = (last_frame, tail);
-    out.torn_bytes = len.saturating_sub(link.len);
+    let behind = bytes.get(link.len as usize..).unwrap_or_default();
+    out.torn_bytes = behind.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
     out.last = out.last.max(next - 1);
     out.chain.push(link);
     Ok(())

@@ -42,6 +42,21 @@ pub(super) struct Segment {
     pub(super) first: Lsn,
     pub(super) file: Arc<dyn File>,
     pub(super) tail: u64,
+    /// Zeros are on disk up to here, where they are worth it ([`File::zeros_ahead`]).
+    pub(super) reserved: u64,
+}
+
+/// Zeros are first written so far ahead, then as far as the segment is long, up to what the file asks for.
+const AHEAD_BYTES_MIN: u64 = 64 << 10;
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Adds so many zeros to a gathered write.
+pub(super) fn push_zeros(bufs: &mut Vec<IoSlice<'_>>, mut count: u64) {
+    while count > 0 {
+        let some = ZEROS.get(..usize::try_from(count).unwrap_or(usize::MAX)).unwrap_or(&ZEROS);
+        bufs.push(IoSlice::new(some));
+        count -= some.len() as u64;
+    }
 }
 
 impl Segment {
@@ -52,14 +67,25 @@ impl Segment {
     pub(super) fn create(dir: &dyn Dir, id: SegmentId, first: Lsn, seals: Option<Seal>) -> Result<Segment> {
         let name = Name::Segment(id).text();
         let file = dir.create_new(&name).map_err(|e| Error::io("create", &name, e))?;
+        let segment = Segment { id, name, first, file, tail: FRAMES_AT, reserved: FRAMES_AT };
+        let Segment { name, file, .. } = &segment;
         let header = Header { format: FORMAT, first, seals };
-        let (mut bytes, _) = frame::encode(MAGIC, &Salt { file: &name, offset: 0 }, &header);
+        let (mut bytes, _) = frame::encode(MAGIC, &Salt { file: name, offset: 0 }, &header);
         assert!(bytes.len() as u64 <= FRAMES_AT, "a segment's header fits before its frames");
         bytes.resize(FRAMES_AT as usize, 0);
         let written = file.write_at(0, &mut [IoSlice::new(&bytes)]);
         let synced = written.and_then(|()| file.sync_data()).and_then(|()| dir.sync());
-        synced.map_err(|e| Error::io("create", &name, e))?;
-        Ok(Segment { id, name, first, file, tail: FRAMES_AT })
+        synced.map_err(|e| Error::io("create", name, e))?;
+        Ok(segment)
+    }
+
+    /// How far zeros should lie once the file is used up to `end`.
+    pub(super) fn reserve(&self, end: u64) -> u64 {
+        let ahead = self.file.zeros_ahead();
+        if end <= self.reserved || ahead == 0 {
+            return self.reserved;
+        }
+        end + end.clamp(AHEAD_BYTES_MIN.min(ahead), ahead)
     }
 }
 

@@ -1,15 +1,16 @@
-//! The owner's side: group commit, rotation, snapshot and truncation.
+//! The owner's side: pipelined group commit, rotation, snapshot and truncation.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::frames::{self, push_txn, txn_bytes_max};
 use super::names::{Name, SegmentId};
-use super::segment::{FRAMES_AT, Seal, Segment};
+use super::segment::{FRAMES_AT, Seal, Segment, push_zeros};
 use super::snapshot::write_snapshot;
 use super::{Lsn, Options, recovery};
 use crate::fs::Dir;
+use crate::group::Group;
 use crate::limits::{RECORDS_PER_TXN_MAX, TXN_BYTES_MAX, at_most};
 use crate::{Error, Result};
 
@@ -36,14 +37,19 @@ struct State {
     before: BTreeMap<SegmentId, Lsn>,
     /// Last acknowledged transaction.
     last: Lsn,
-    waiting: Arc<Group>,
+    waiting: Arc<Frame>,
     body: Vec<u8>,
     count: u64,
+    /// Transactions of the last group: as many will likely come again.
+    group_count: u64,
     /// The last group's buffer, to be used again.
     spare: Vec<u8>,
     /// Someone is writing (or rotating).
     busy: bool,
     closed: Option<Closed>,
+    /// Groups that failed so far, and how the last of them did: a pipeline ends with the first failure behind its beginning.
+    failures: u64,
+    last_failure: Option<Failure>,
     appended_bytes: u64,
 }
 
@@ -54,14 +60,28 @@ struct Active {
     /// A write to it failed, or a file that seals it was begun: nothing is added to it any more. Bytes once written are never
     /// written otherwise, since a successor may have read them.
     ended: bool,
+    /// The volume was full: no zeros are written ahead until a group went through again.
+    lean: bool,
     /// Index of the next segment to create; each is tried once.
     next_index: u64,
 }
 
-/// Transactions that share one frame.
-#[derive(Debug, Default)]
-struct Group {
-    outcome: OnceLock<std::result::Result<Lsn, Failure>>,
+/// Transactions that share one frame: the number of the first, or why they failed.
+type Frame = Group<std::result::Result<Lsn, Failure>>;
+
+/// A transaction that was handed in, for [`Journal::wait`].
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    group: Arc<Frame>,
+    place: u64,
+}
+
+/// A line of transactions of which each builds upon those before it: once one has failed, none behind it is taken.
+///
+/// See [`Journal::enqueue`].
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline {
+    failures: u64,
 }
 
 /// An outcome that every waiter can have a copy of.
@@ -87,14 +107,17 @@ impl Journal {
     ) -> Self {
         let state = State {
             last: segment.first - 1,
-            active: Active { segment, ended: false, next_index: 1 },
+            active: Active { segment, ended: false, lean: false, next_index: 1 },
             before,
             waiting: Arc::default(),
             body: Vec::new(),
             count: 0,
+            group_count: 0,
             spare: Vec::new(),
             busy: false,
             closed: None,
+            failures: 0,
+            last_failure: None,
             appended_bytes: 0,
         };
         let (state, changed, snapshotting) = (Mutex::new(state), Condvar::new(), Mutex::new(()));
@@ -126,35 +149,97 @@ impl Journal {
     /// Appends records as one transaction: all of them, or none, survive. It is durable and no higher epoch had claimed
     /// the journal when this returns `Ok`.
     ///
-    /// Errors: [`Error::OutOfSpace`] leaves the journal usable, and the transaction is not in it once a later one is;
+    /// # Errors
+    /// [`Error::OutOfSpace`] leaves the journal usable, and the transaction is not in it once a later one is;
     /// [`Error::Fenced`] and [`Error::Poisoned`] are for good, and whether this transaction is in the journal only the
-    /// next claim tells.
+    /// next claim tells. [`Error::Limit`]: it is too large.
     pub fn append<R: AsRef<[u8]>>(&self, records: &[R]) -> Result<Lsn> {
+        self.wait(&self.hand_in(None, records)?)
+    }
+
+    /// Begins a pipeline: its transactions build upon whatever has been acknowledged by now.
+    pub fn pipeline(&self) -> Pipeline {
+        Pipeline { failures: self.state().failures }
+    }
+
+    /// Hands a transaction in and does not wait: all that were handed in while one write is under way share the next, with
+    /// one sync. Nothing is durable, and nothing may be acknowledged to anyone, before [`Journal::wait`] returned `Ok` for it;
+    /// then everything handed in before it is durable, too. It is written by whoever waits first.
+    ///
+    /// The caller goes on as if it were durable, so when any transaction of a pipeline fails, all behind it do, also those
+    /// that are handed in only later: what they say may not follow from what is there. Then the owner rebuilds its state (it
+    /// claims the journal anew, or keeps one that it changes only after `wait`) and begins another pipeline. Nothing outside
+    /// may follow from a state that is ahead of the journal: no reply, no removal of a pack.
+    ///
+    /// # Errors
+    /// As [`Journal::append`]; and the failure of an earlier transaction of the pipeline.
+    pub fn enqueue<R: AsRef<[u8]>>(&self, pipeline: Pipeline, records: &[R]) -> Result<Ticket> {
+        self.hand_in(Some(pipeline), records)
+    }
+
+    /// Waits until a transaction is durable and was seen to be the owner's; gives its number. May be asked by many threads,
+    /// and again.
+    ///
+    /// # Errors
+    /// As [`Journal::append`].
+    pub fn wait(&self, ticket: &Ticket) -> Result<Lsn> {
+        let mut state = None;
+        loop {
+            if let Some(outcome) = ticket.group.outcome() {
+                return outcome.as_ref().map(|first| first + ticket.place).map_err(|failure| self.failed(failure));
+            }
+            let now = state.take().unwrap_or_else(|| self.state());
+            if ticket.group.outcome().is_some() {
+                continue;
+            }
+            if now.busy {
+                state = Some(ticket.group.wait(now));
+            } else {
+                assert!(Arc::ptr_eq(&ticket.group, &now.waiting), "a ticket is given back to its own journal");
+                self.commit(now);
+            }
+        }
+    }
+
+    fn hand_in<R: AsRef<[u8]>>(&self, pipeline: Option<Pipeline>, records: &[R]) -> Result<Ticket> {
         at_most("records of a transaction", records.len() as u64, RECORDS_PER_TXN_MAX as u64)?;
         at_most("bytes of a transaction", txn_bytes_max(records), TXN_BYTES_MAX)?;
         let mut state = self.state();
         while state.body.len() > GROUP_BYTES_MAX && state.closed.is_none() {
-            state = self.wait(state);
+            state = if state.busy {
+                self.idle(state)
+            } else {
+                self.commit(state);
+                self.state()
+            };
         }
         if let Some(closed) = state.closed {
             return Err(self.failed(&Failure::Closed(closed)));
         }
+        if let (Some(pipeline), Some(failure)) = (pipeline, &state.last_failure)
+            && pipeline.failures != state.failures
+        {
+            return Err(self.failed(failure));
+        }
         push_txn(&mut state.body, records);
         let place = state.count;
         state.count += 1;
-        let group = state.waiting.clone();
-        loop {
-            if let Some(outcome) = group.outcome.get() {
-                return outcome.as_ref().map(|first| first + place).map_err(|failure| self.failed(failure));
-            }
-            state = if state.busy { self.wait(state) } else { self.commit(state) };
-        }
+        Ok(Ticket { group: state.waiting.clone(), place })
     }
 
     /// Writes the waiting group, syncs it, and looks for a successor before anyone is told.
-    fn commit<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn commit<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         assert!(!state.busy, "one group is written at a time");
         state.busy = true;
+        // Those whom the last sync woke come back about now. One turn for them costs less than a sync that leaves them out.
+        let mut come = 0;
+        while come < state.count && state.count < state.group_count {
+            come = state.count;
+            drop(state);
+            std::thread::yield_now();
+            state = self.state();
+        }
+        state.group_count = state.count;
         let group = std::mem::take(&mut state.waiting);
         let spare = std::mem::take(&mut state.spare);
         let body = std::mem::replace(&mut state.body, spare);
@@ -172,21 +257,38 @@ impl Journal {
         let mut state = self.state();
         state.busy = false;
         self.note_active(&mut state, active);
+        let mut failed = None;
         match &written {
             Ok(()) => {
                 state.last += count;
                 state.appended_bytes += body.len() as u64;
                 assert_eq!(state.last, first + count - 1, "transactions are numbered without a gap");
             }
-            Err(Failure::Closed(closed)) => state.closed = Some(*closed),
-            Err(Failure::Io(..)) => {}
+            Err(failure) => {
+                if let Failure::Closed(closed) = failure {
+                    state.closed = Some(*closed);
+                }
+                state.failures += 1;
+                state.last_failure = Some(failure.clone());
+                // Whatever was handed in meanwhile may build upon what has failed.
+                failed = Some((std::mem::take(&mut state.waiting), failure.clone()));
+                state.body.clear();
+                state.count = 0;
+            }
         }
         state.spare = body;
         state.spare.clear();
-        let set = group.outcome.set(written.map(|()| first));
-        assert!(set.is_ok(), "a group has one outcome");
+        group.settle(written.map(|()| first));
+        if let Some((behind, failure)) = &failed {
+            behind.settle(Err(failure.clone()));
+        }
+        let next = (state.count > 0).then(|| state.waiting.clone());
+        drop(state);
+        // The next write first: it is what the others wait for longest.
+        next.iter().for_each(|next| next.wake_one());
+        group.wake_all();
+        failed.iter().for_each(|(behind, _)| behind.wake_all());
         self.changed.notify_all();
-        state
     }
 
     fn write(&self, active: &mut Active, first: Lsn, body: &[u8]) -> std::result::Result<(), Failure> {
@@ -197,13 +299,20 @@ impl Journal {
         }
         let segment = &mut active.segment;
         let header = frames::header(&segment.name, segment.tail, first, body);
-        let written = segment.file.write_at(segment.tail, &mut [IoSlice::new(&header), IoSlice::new(body)]);
+        let reserved = if active.lean { segment.reserved } else { segment.reserve(segment.tail + len) };
+        let mut bufs = vec![IoSlice::new(&header), IoSlice::new(body)];
+        push_zeros(&mut bufs, reserved.saturating_sub(segment.tail + len).min(reserved - segment.reserved));
+        let written = segment.file.write_at(segment.tail, &mut bufs);
         if let Err(e) = written.and_then(|()| segment.file.sync_data()) {
             active.ended = true;
-            return Err(Failure::of(Error::io("append", format!("{} at {}", segment.name, segment.tail), e)));
+            let failure = Failure::of(Error::io("append", format!("{} at {}", segment.name, segment.tail), e));
+            active.lean = matches!(failure, Failure::Io(..));
+            return Err(failure);
         }
         fence(&*self.dir, self.epoch, &segment.name).map_err(Failure::of)?;
         segment.tail += len;
+        segment.reserved = reserved;
+        active.lean = false;
         Ok(())
     }
 
@@ -214,7 +323,7 @@ impl Journal {
         active.next_index += 1;
         active.ended = true;
         let segment = Segment::create(&*self.dir, id, first, Some(seal)).map_err(Failure::of)?;
-        *active = Active { segment, ended: false, next_index: active.next_index };
+        *active = Active { segment, ended: false, ..*active };
         Ok(())
     }
 
@@ -244,7 +353,7 @@ impl Journal {
     fn rotate(&self) -> Result<()> {
         let mut state = self.state();
         while state.busy {
-            state = self.wait(state);
+            state = self.idle(state);
         }
         if let Some(closed) = state.closed {
             return Err(self.failed(&Failure::Closed(closed)));
@@ -262,6 +371,9 @@ impl Journal {
         if let Err(Failure::Closed(closed)) = &done {
             state.closed = Some(*closed);
         }
+        let next = (state.count > 0).then(|| state.waiting.clone());
+        drop(state);
+        next.iter().for_each(|next| next.wake_one());
         self.changed.notify_all();
         done.map_err(|failure| self.failed(&failure))
     }
@@ -310,7 +422,8 @@ impl Journal {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    /// Waits until a write is over.
+    fn idle<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }

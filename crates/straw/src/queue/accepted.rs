@@ -1,10 +1,10 @@
 //! Acceptance: a result becomes durable exactly once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::refused::at_most;
+use super::refused::{Seen, at_most};
 use super::{AttemptId, BatchId, Op, Queue, Refused, TaskId};
 use crate::Ref;
 use crate::limits::{REASON_BYTES_MAX, REFS_MAX, SUBMISSION_BYTES_MAX};
@@ -186,7 +186,7 @@ impl Queue {
 
     /// Accepted groups that are in no batch yet, by position.
     pub fn unbatched(&self) -> impl Iterator<Item = (Position, &Accepted)> {
-        self.unbatched.iter().filter_map(|p| self.accepted_at(*p).map(|a| (*p, a)))
+        self.free().iter().filter_map(|p| self.accepted_at(*p).map(|a| (*p, a)))
     }
 
     /// The group at a position.
@@ -196,12 +196,12 @@ impl Queue {
 
     /// The accepted result of a task, until it is released.
     pub fn accepted_of(&self, task: TaskId) -> Option<(Position, &Accepted)> {
-        self.durable.live.positions.get(&task).and_then(|p| self.durable.live.accepted.get(p).map(|a| (*p, a)))
+        self.known.task(task).and_then(|p| self.accepted_at(p).map(|a| (p, a)))
     }
 
     /// The accepted group of a submission, until it is released.
     pub fn submission(&self, submission: &str) -> Option<(Position, &Accepted)> {
-        self.durable.live.submissions.get(submission).and_then(|p| self.durable.live.accepted.get(p).map(|a| (*p, a)))
+        self.known.submission(submission).and_then(|p| self.accepted_at(p).map(|a| (p, a)))
     }
 
     /// What was dropped since the last release, oldest first.
@@ -231,7 +231,7 @@ impl Queue {
     }
 
     pub(super) fn check_drop(&self, positions: &[Position]) -> Result<(), Refused> {
-        let mut seen = BTreeSet::new();
+        let mut seen = Seen::default();
         for position in positions {
             let group = self.accepted_at(*position).ok_or(Refused::UnknownPosition(*position))?;
             if let Some(batch) = group.batch {
@@ -240,24 +240,23 @@ impl Queue {
             if group.settled {
                 return Err(Refused::UnknownPosition(*position)); // over, and kept only for a consumer
             }
-            if !seen.insert(*position) {
+            if !seen.note(*position) {
                 return Err(Refused::Invalid("a position is named twice"));
             }
         }
         Ok(())
     }
 
-    pub(super) fn apply_complete(&mut self, task: TaskId, submission: &str, result: &[Ref]) {
+    pub(super) fn apply_complete(&mut self, task: TaskId, submission: String, result: Vec<Ref>) {
         let Some(done) = self.take_task(task) else { unreachable!("checked: the task is unfinished") };
         let position = self.durable.next_position;
         self.durable.next_position.0 += 1;
-        let submission = submission.to_owned();
-        self.durable.live.submissions.insert(submission.clone(), position);
-        self.durable.live.positions.insert(task, position);
-        let accepted =
-            Accepted { task, input: done.input, submission, result: result.to_vec(), batch: None, settled: false };
-        self.holds.add(result);
-        self.unbatched.insert(position);
+        let accepted = Accepted { task, input: done.input, submission, result, batch: None, settled: false };
+        self.holds.add(&accepted.result);
+        self.known.insert(position, &accepted);
+        if let Some(free) = self.unbatched.get_mut() {
+            free.insert(position);
+        }
         let before = self.durable.live.accepted.insert(position, accepted);
         assert!(before.is_none(), "a position is used once");
     }
@@ -272,11 +271,17 @@ impl Queue {
     /// Removes an accepted group and what leads to it.
     pub(super) fn take_accepted(&mut self, position: Position) -> Option<Accepted> {
         let group = self.durable.live.accepted.remove(&position)?;
-        self.durable.live.submissions.remove(&group.submission);
-        self.durable.live.positions.remove(&group.task);
+        self.known.remove(&group);
         self.holds.remove(&group.result);
-        self.unbatched.remove(&position);
+        self.take_free(position);
         Some(group)
+    }
+
+    /// The group is in a batch, or over.
+    pub(super) fn take_free(&mut self, position: Position) {
+        if let Some(free) = self.unbatched.get_mut() {
+            free.remove(&position);
+        }
     }
 
     pub(super) fn note_drop(&mut self, task: TaskId, cause: DropCause, reason: &str) {

@@ -1,8 +1,6 @@
 //! Checking and applying ops.
 
-use std::collections::BTreeSet;
-
-use super::refused::at_most;
+use super::refused::{Seen, at_most};
 use super::{BatchId, Class, NewTask, Op, Queue, Refused, Task};
 use crate::limits::{TASK_INPUT_BYTES_MAX, TASKS_MAX};
 
@@ -17,49 +15,54 @@ impl Queue {
     /// Applies a durable change. Refuses one that does not follow from this state, and then changes nothing: in a replay
     /// that means the journal is of another queue.
     pub fn apply(&mut self, op: &Op) -> Result<(), Refused> {
-        self.check(op)?;
+        self.apply_owned(op.clone())
+    }
+
+    /// As [`Queue::apply`], without a copy of what the op holds: for a replay.
+    pub fn apply_owned(&mut self, op: Op) -> Result<(), Refused> {
+        self.check(&op)?;
         match op {
             Op::Submit { tasks } => self.apply_submit(tasks),
-            Op::Complete { task, submission, result, .. } => self.apply_complete(*task, submission, result),
-            Op::Yield { task, class, key, parts, .. } => self.apply_yield(*task, *class, *key, parts),
-            Op::Fail { task, cause, reason, drop, .. } => self.apply_fail(*task, *cause, reason, *drop),
+            Op::Complete { task, submission, result, .. } => self.apply_complete(task, submission, result),
+            Op::Yield { task, class, key, parts, .. } => self.apply_yield(task, class, key, parts),
+            Op::Fail { task, cause, reason, drop, .. } => self.apply_fail(task, cause, &reason, drop),
             Op::Cancel { task, cause, reason } => {
-                self.take_task(*task);
-                self.note_drop(*task, *cause, reason);
+                self.take_task(task);
+                self.note_drop(task, cause, &reason);
             }
-            Op::DropAccepted { positions, cause, reason } => self.apply_drop(positions, *cause, reason),
-            Op::PlanBatch { batch, positions } => self.apply_plan(*batch, positions),
-            Op::BatchReady { batch, payload } => self.apply_ready(*batch, payload),
+            Op::DropAccepted { positions, cause, reason } => self.apply_drop(&positions, cause, &reason),
+            Op::PlanBatch { batch, positions } => self.apply_plan(batch, positions),
+            Op::BatchReady { batch, payload } => self.apply_ready(batch, payload),
             Op::Consume { batch } => self.durable.live.consumed = BatchId(batch.0 + 1),
-            Op::Rewind { to } => self.durable.live.consumed = *to,
-            Op::Release { below } => self.apply_release(*below),
+            Op::Rewind { to } => self.durable.live.consumed = to,
+            Op::Release { below } => self.apply_release(below),
             Op::Retain { owner, refs } => {
-                self.holds.add(refs);
-                let before = self.durable.live.owners.insert(owner.clone(), refs.clone());
+                self.holds.add(&refs);
+                let before = self.durable.live.owners.insert(owner, refs);
                 self.holds.remove(&before.unwrap_or_default());
             }
             Op::ReleaseOwner { owner } => {
-                let before = self.durable.live.owners.remove(owner);
+                let before = self.durable.live.owners.remove(&owner);
                 self.holds.remove(&before.unwrap_or_default());
             }
             Op::Retire { packs } => {
-                self.durable.retired.extend(packs.iter().cloned());
-                self.forget_moves_to(packs);
+                self.forget_moves_to(&packs);
+                self.durable.retired.extend(packs);
             }
-            Op::Forget { below } => self.apply_forget(*below),
-            Op::Move { moves } => self.apply_move(moves),
-            Op::OpenConsumer { name, from } => self.apply_open_consumer(name, *from),
-            Op::AckConsumer { name, positions, state } => self.apply_ack_consumer(name, positions, state.as_deref()),
-            Op::CloseConsumer { name } => self.apply_close_consumer(name),
+            Op::Forget { below } => self.apply_forget(below),
+            Op::Move { moves } => self.apply_move(&moves),
+            Op::OpenConsumer { name, from } => self.apply_open_consumer(&name, from),
+            Op::AckConsumer { name, positions, state } => self.apply_ack_consumer(&name, &positions, state.as_deref()),
+            Op::CloseConsumer { name } => self.apply_close_consumer(&name),
             Op::SettleAccepted { positions } => positions.iter().for_each(|position| self.let_go(*position)),
-            Op::Checkpoint { name, model } => self.apply_checkpoint(name, model),
-            Op::Rollback { name } => self.apply_rollback(name),
-            Op::DropCheckpoint { name } => self.apply_drop_checkpoint(name),
+            Op::Checkpoint { name, model } => self.apply_checkpoint(&name, &model),
+            Op::Rollback { name } => self.apply_rollback(&name),
+            Op::DropCheckpoint { name } => self.apply_drop_checkpoint(&name),
             Op::HoldFork { fork, checkpoint } => {
-                self.durable.forks.insert(fork.clone(), checkpoint.clone());
+                self.durable.forks.insert(fork, checkpoint);
             }
             Op::EndFork { fork } => {
-                self.durable.forks.remove(fork);
+                self.durable.forks.remove(&fork);
             }
         }
         self.assert_invariants();
@@ -98,25 +101,25 @@ impl Queue {
 
     fn check_submit(&self, tasks: &[NewTask]) -> Result<(), Refused> {
         at_most("tasks of the queue", self.tasks_len() + tasks.len(), TASKS_MAX)?;
-        let mut new = BTreeSet::new();
+        let mut new = Seen::default();
         for task in tasks {
             at_most("bytes of a task's input", task.input.len(), TASK_INPUT_BYTES_MAX)?;
             if task.attempts_max == 0 {
                 return Err(Refused::Invalid("a task needs at least one attempt"));
             }
             let known = self.task(task.id).is_some() || self.accepted_of(task.id).is_some() || self.is_settled(task.id);
-            if known || !new.insert(task.id) {
+            if known || !new.note(task.id) {
                 return Err(Refused::TaskExists(task.id));
             }
         }
         Ok(())
     }
 
-    fn apply_submit(&mut self, tasks: &[NewTask]) {
+    fn apply_submit(&mut self, tasks: Vec<NewTask>) {
         for new in tasks {
             let task = Task {
                 id: new.id,
-                input: new.input.clone(),
+                input: new.input,
                 class: Class::Fresh,
                 key: None,
                 parts: Vec::new(),
@@ -133,8 +136,9 @@ impl Queue {
     fn assert_invariants(&self) {
         let d = &self.durable.live;
         assert!(d.released <= d.consumed && d.consumed <= d.next_batch, "released <= consumed <= planned");
-        assert_eq!(d.accepted.len(), d.submissions.len(), "one submission for each accepted group");
-        assert_eq!(d.accepted.len(), d.positions.len(), "one task for each accepted group");
-        assert_eq!(d.tasks.len(), self.order.len() + self.leases().len(), "a task is pending or leased");
+        let groups = d.accepted.len();
+        assert_eq!((groups, groups), self.known.len(), "one task and one submission for each accepted group");
+        let pending = self.order.len_if_built().unwrap_or(d.tasks.len() - self.leases().len());
+        assert_eq!(d.tasks.len(), pending + self.leases().len(), "a task is pending or leased");
     }
 }

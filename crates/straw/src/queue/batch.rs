@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::refused::at_most;
+use super::refused::{Seen, at_most};
 use super::{Op, Position, Queue, Refused};
 use crate::Ref;
 use crate::limits::{BATCH_GROUPS_MAX, REFS_MAX};
@@ -92,7 +92,7 @@ impl Queue {
             return Err(Refused::NotDue { given: batch, due: self.durable.live.next_batch });
         }
         at_most("groups of a batch", positions.len(), BATCH_GROUPS_MAX)?;
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = Seen::default();
         for position in positions {
             let group = self.accepted_at(*position).ok_or(Refused::UnknownPosition(*position))?;
             if let Some(batch) = group.batch {
@@ -101,7 +101,7 @@ impl Queue {
             if group.settled {
                 return Err(Refused::UnknownPosition(*position)); // over, and kept only for a consumer
             }
-            if !seen.insert(*position) {
+            if !seen.note(*position) {
                 return Err(Refused::Batched { position: *position, batch });
             }
         }
@@ -141,23 +141,23 @@ impl Queue {
         if ahead { Err(Refused::Batch { batch: below, what: "has unconsumed batches before it" }) } else { Ok(()) }
     }
 
-    pub(super) fn apply_plan(&mut self, batch: BatchId, positions: &[Position]) {
-        for position in positions {
+    pub(super) fn apply_plan(&mut self, batch: BatchId, positions: Vec<Position>) {
+        for position in &positions {
             if let Some(group) = self.durable.live.accepted.get_mut(position) {
                 group.batch = Some(batch);
             }
-            self.unbatched.remove(position);
+            self.take_free(*position);
         }
         self.durable.live.next_batch = BatchId(batch.0 + 1);
-        let planned = Batch { positions: positions.to_vec(), ..Batch::default() };
+        let planned = Batch { positions, ..Batch::default() };
         let before = self.durable.live.batches.insert(batch, planned);
         assert!(before.is_none(), "a batch is planned once");
     }
 
-    pub(super) fn apply_ready(&mut self, batch: BatchId, payload: &[Ref]) {
-        self.holds.add(payload);
+    pub(super) fn apply_ready(&mut self, batch: BatchId, payload: Vec<Ref>) {
+        self.holds.add(&payload);
         if let Some(known) = self.durable.live.batches.get_mut(&batch) {
-            known.payload = payload.to_vec();
+            known.payload = payload;
             known.ready = true;
         }
     }

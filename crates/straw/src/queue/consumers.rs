@@ -78,12 +78,22 @@ impl Queue {
         self.durable.live.consumers.iter().map(|(name, c)| (name.as_str(), c))
     }
 
-    /// Up to `max` groups that the consumer has yet to process, at or behind `from`, by position. Costs what it gives, and the
-    /// processed ones in between.
+    /// Up to `max` groups that the consumer has yet to process, at or behind `from`, by position. Costs what it gives, and a
+    /// little for each stretch of processed ones in between.
     pub fn fetch(&self, name: &str, from: Position, max: usize) -> Result<Vec<(Position, &Accepted)>, Refused> {
         let consumer = self.consumer(name).ok_or_else(|| Refused::UnknownConsumer(name.to_owned()))?;
-        let rest = self.durable.live.accepted.range(from.max(consumer.next)..);
-        Ok(rest.filter(|(p, _)| consumer.needs(**p)).map(|(p, a)| (*p, a)).take(max).collect())
+        let mut groups = Vec::new();
+        let mut at = from.max(consumer.next);
+        while groups.len() < max
+            && let Some((position, group)) = self.durable.live.accepted.range(at..).next()
+        {
+            let processed = consumer.done.stretch_end(position.0);
+            at = Position(processed.unwrap_or(position.0) + 1);
+            if processed.is_none() {
+                groups.push((*position, group));
+            }
+        }
+        Ok(groups)
     }
 
     pub(super) fn check_open_consumer(&self, name: &str) -> Result<(), Refused> {
@@ -142,7 +152,7 @@ impl Queue {
         let Some(group) = self.durable.live.accepted.get_mut(&position) else { unreachable!("a group is let go once") };
         group.settled = true;
         let task = group.task;
-        self.unbatched.remove(&position);
+        self.take_free(position);
         self.settle(task);
         self.sweep(&[position]);
     }

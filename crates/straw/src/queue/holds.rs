@@ -1,29 +1,48 @@
 //! How often each pack is referred to, so that liveness costs nothing to ask.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use crate::Ref;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Holds(BTreeMap<String, u64>);
+/// Built when it is first asked for, and kept up to date from then on: a replay mostly does not ask.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holds(OnceLock<Counts>);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counts(BTreeMap<String, u64>);
 
 impl Holds {
     pub(super) fn add(&mut self, refs: &[Ref]) {
-        for r in refs {
-            match self.0.get_mut(&r.pack) {
-                Some(count) => *count += 1,
-                None => drop(self.0.insert(r.pack.clone(), 1)),
-            }
+        if let Some(counts) = self.0.get_mut() {
+            refs.iter().for_each(|r| counts.add(r));
         }
     }
 
     pub(super) fn remove(&mut self, refs: &[Ref]) {
-        for r in refs {
-            let Some(count) = self.0.get_mut(&r.pack) else { unreachable!("a reference is let go once") };
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(&r.pack);
-            }
+        if let Some(counts) = self.0.get_mut() {
+            refs.iter().for_each(|r| counts.remove(r));
+        }
+    }
+
+    pub(super) fn get_or_build(&self, build: impl FnOnce() -> Counts) -> &Counts {
+        self.0.get_or_init(build)
+    }
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, r: &Ref) {
+        match self.0.get_mut(&r.pack) {
+            Some(count) => *count += 1,
+            None => drop(self.0.insert(r.pack.clone(), 1)),
+        }
+    }
+
+    fn remove(&mut self, r: &Ref) {
+        let Some(count) = self.0.get_mut(&r.pack) else { unreachable!("a reference is let go once") };
+        *count -= 1;
+        if *count == 0 {
+            self.0.remove(&r.pack);
         }
     }
 

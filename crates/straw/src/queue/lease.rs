@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::accepted::cut;
 use super::refused::at_most;
-use super::{Class, DropCause, Op, Queue, Refused, Task, TaskId};
+use super::task::Rank;
+use super::{Class, DropCause, Op, Queue, Refused, Task, TaskId, Wanted};
 use crate::Ref;
 use crate::limits::{LEASES_PER_WORKER_MAX, REFS_MAX};
 
@@ -105,32 +106,49 @@ impl Queue {
             self.return_task(task);
         }
         self.leases = Leases { epoch, ..Leases::default() };
+        // What the replay did without is made now, so that no call pays for it later.
+        self.lanes();
+        self.free();
+        self.counts();
     }
 
     /// Leases up to `max` tasks to `worker`, best first.
     pub fn acquire(&mut self, worker: &str, max: usize, now_ms: u64, terms: LeaseTerms) -> Vec<Lease> {
-        self.acquire_where(worker, max, now_ms, terms, |_| true)
+        self.acquire_where(worker, max, now_ms, terms, &Wanted::default())
     }
 
-    /// Leases up to `max` of the tasks for which `wanted` holds, best first.
+    /// Leases up to `max` of the tasks that are wanted, best first. Costs what it gives, however many tasks there are.
     pub fn acquire_where(
         &mut self,
         worker: &str,
         max: usize,
         now_ms: u64,
         terms: LeaseTerms,
-        wanted: impl Fn(&Task) -> bool,
+        wanted: &Wanted,
     ) -> Vec<Lease> {
-        assert!(self.leases.epoch > 0, "begin_epoch comes before the first lease");
-        let room = terms.per_worker_max.min(LEASES_PER_WORKER_MAX).saturating_sub(self.leases.held_by(worker));
-        let chosen: Vec<TaskId> = self.pending().filter(|t| wanted(t)).map(|t| t.id).take(max.min(room)).collect();
+        let room = self.room(worker, terms);
+        let chosen: Vec<TaskId> = self.lanes().iter(wanted).take(max.min(room)).collect();
         chosen.into_iter().map(|task| self.grant(task, worker, now_ms, terms)).collect()
     }
 
+    /// Leases those of the tasks `ids` that nobody holds, best first, as far as the worker may hold more.
+    pub fn acquire_ids(&mut self, worker: &str, ids: &[TaskId], now_ms: u64, terms: LeaseTerms) -> Vec<Lease> {
+        let rank =
+            |id: &TaskId| self.task(*id).map(|t| (t.rank(), *id)).filter(|(rank, id)| self.lanes().has(*rank, *id));
+        let chosen: BTreeSet<(Rank, TaskId)> = ids.iter().filter_map(rank).collect();
+        let room = self.room(worker, terms);
+        chosen.into_iter().take(room).map(|(_, task)| self.grant(task, worker, now_ms, terms)).collect()
+    }
+
+    fn room(&self, worker: &str, terms: LeaseTerms) -> usize {
+        assert!(self.leases.epoch > 0, "begin_epoch comes before the first lease");
+        terms.per_worker_max.min(LEASES_PER_WORKER_MAX).saturating_sub(self.leases.held_by(worker))
+    }
+
     fn grant(&mut self, task: TaskId, worker: &str, now_ms: u64, terms: LeaseTerms) -> Lease {
-        let rank = self.task(task).map(Task::rank);
-        let was_pending = rank.is_some_and(|rank| self.order.remove(rank, task));
-        assert!(was_pending, "only a pending task is leased");
+        let rank = self.task(task).map(Task::rank).filter(|rank| self.lanes().has(*rank, task));
+        let Some(rank) = rank else { unreachable!("only a pending task is leased") };
+        self.order.remove(rank, task);
         self.leases.counter += 1;
         let attempt = AttemptId { epoch: self.leases.epoch, counter: self.leases.counter };
         let expires_ms = now_ms.saturating_add(terms.duration_ms);
@@ -240,14 +258,14 @@ impl Queue {
         self.task(task).map(drop).ok_or(Refused::UnknownTask(task))
     }
 
-    pub(super) fn apply_yield(&mut self, task: TaskId, class: Class, key: Option<u64>, parts: &[Ref]) {
+    pub(super) fn apply_yield(&mut self, task: TaskId, class: Class, key: Option<u64>, parts: Vec<Ref>) {
         let turn = self.next_turn();
-        let before = self.task(task).map(|t| t.parts.clone()).unwrap_or_default();
-        self.holds.add(parts);
+        self.holds.add(&parts);
+        let mut before = Vec::new();
         self.edit_task(task, |t| {
             t.class = class;
             t.key = key;
-            t.parts = parts.to_vec();
+            before = std::mem::replace(&mut t.parts, parts);
             t.turn = turn;
         });
         self.holds.remove(&before);

@@ -1,5 +1,7 @@
 //! Why a request was refused. Nothing changed.
 
+use std::collections::BTreeSet;
+
 use super::{AttemptId, BatchId, Position, TaskId};
 
 /// Why the queue refused a request.
@@ -105,6 +107,38 @@ pub enum Refused {
     /// A value that is never right.
     #[error("{0}")]
     Invalid(&'static str),
+}
+
+/// Finds what is named twice; costs nothing while the names come in order, as they mostly do.
+#[derive(Debug)]
+pub(super) struct Seen<T> {
+    last: Option<T>,
+    all: Vec<T>,
+    set: Option<BTreeSet<T>>,
+}
+
+impl<T> Default for Seen<T> {
+    fn default() -> Self {
+        Seen { last: None, all: Vec::new(), set: None }
+    }
+}
+
+impl<T: Copy + Ord> Seen<T> {
+    /// False when it was noted before.
+    pub(super) fn note(&mut self, name: T) -> bool {
+        if let Some(set) = &mut self.set {
+            return set.insert(name);
+        }
+        if self.last < Some(name) {
+            self.last = Some(name);
+            self.all.push(name);
+            return true;
+        }
+        let mut set: BTreeSet<T> = self.all.drain(..).collect();
+        let new = set.insert(name);
+        self.set = Some(set);
+        new
+    }
 }
 
 pub(super) fn at_most(what: &'static str, value: usize, max: usize) -> Result<(), Refused> {

@@ -15,6 +15,11 @@ impl Settled {
         self.0.range(..=id).next_back().is_some_and(|(_, &last)| id <= last)
     }
 
+    /// The last of the numbers in the set that follow `id` without a gap, if it is in the set itself.
+    pub(crate) fn stretch_end(&self, id: u64) -> Option<u64> {
+        self.0.range(..=id).next_back().map(|(_, last)| *last).filter(|last| id <= *last)
+    }
+
     /// Adds `id`; false when it was there.
     pub fn insert(&mut self, id: u64) -> bool {
         let before = self.0.range(..=id).next_back().map(|(&first, &last)| (first, last));

@@ -2,12 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::order::{LANE_SHIFT, Lane};
 use crate::Ref;
 
 /// Identifies a task for the whole life of a run (a `group_index`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TaskId(pub u64);
+
+impl TaskId {
+    /// The lane of the task.
+    pub fn lane(self) -> Lane {
+        Lane(u16::try_from(self.0 >> LANE_SHIFT).unwrap_or(u16::MAX))
+    }
+}
 
 /// What is leased first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -61,6 +69,16 @@ pub(super) struct Rank {
     class: Class,
     key: u64,
     turn: u64,
+}
+
+impl Rank {
+    pub(super) fn first_of(class: Class) -> Self {
+        Rank { class, key: 0, turn: 0 }
+    }
+
+    pub(super) fn last_of(class: Class) -> Self {
+        Rank { class, key: u64::MAX, turn: u64::MAX }
+    }
 }
 
 impl Task {

@@ -56,6 +56,7 @@ struct Disk {
     crash_at: Option<u64>,
     faults: BTreeMap<u64, Fault>,
     bytes_max: Option<u64>,
+    zeros_ahead: u64,
     crashed: bool,
     unique: u64,
     random: Random,
@@ -115,6 +116,11 @@ impl SimFs {
     /// Bounds the bytes of all files; `None` lifts the bound.
     pub fn set_bytes_max(&self, bytes_max: Option<u64>) {
         self.disk().bytes_max = bytes_max;
+    }
+
+    /// Sets what files say of themselves ([`File::zeros_ahead`]); 0 at first.
+    pub fn set_zeros_ahead(&self, bytes: u64) {
+        self.disk().zeros_ahead = bytes;
     }
 
     /// Mutating operations so far: writes, syncs, creations, renames, removals.
@@ -587,6 +593,10 @@ impl File for SimFile {
             Turn::Crashes => {}
         }
         disk.alive(host)
+    }
+
+    fn zeros_ahead(&self) -> u64 {
+        self.fs.disk().zeros_ahead
     }
 
     fn try_lock(&self) -> io::Result<bool> {

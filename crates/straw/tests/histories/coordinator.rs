@@ -58,6 +58,9 @@ impl Coordinator {
         if self.over {
             return false;
         }
+        if world.random.below(3) == 0 {
+            return self.commit_behind_others(world, ops);
+        }
         let txn: Vec<Vec<u8>> = ops.iter().map(|op| postcard::to_stdvec(op).unwrap()).collect();
         let lsn = self.journal.last() + 1;
         world.facts().lines[self.line].trying(lsn, &txn);
@@ -84,6 +87,49 @@ impl Coordinator {
                 false
             }
         }
+    }
+
+    /// As [`Coordinator::commit`], behind others that nobody has waited for: each is applied as soon as it was handed in. Whoever
+    /// is told of a failure has a queue that is ahead of the journal, and is over.
+    fn commit_behind_others(&mut self, world: &World, ops: &[Op]) -> bool {
+        let pipeline = self.journal.pipeline();
+        let mut handed_in = Vec::new();
+        let others = world.random.below(4);
+        for i in 0..=others {
+            let ops = if i == others { ops.to_vec() } else { vec![self.queue.submit(new_tasks(world)).unwrap()] };
+            let txn: Vec<Vec<u8>> = ops.iter().map(|op| postcard::to_stdvec(op).unwrap()).collect();
+            let lsn = self.journal.last() + 1 + i;
+            world.facts().lines[self.line].trying(lsn, &txn);
+            match self.journal.enqueue(pipeline, &txn) {
+                Ok(ticket) => handed_in.push((ticket, lsn, txn)),
+                Err(_) => {
+                    self.over = true;
+                    return false;
+                }
+            }
+            ops.iter().for_each(|op| self.queue.apply(op).unwrap());
+            world.pause(&self.sim);
+        }
+        // All at once, or one after the other.
+        if world.random.below(2) == 0 {
+            let _ = self.journal.wait(&handed_in.last().unwrap().0);
+        }
+        for (ticket, lsn, txn) in &handed_in {
+            match self.journal.wait(ticket) {
+                Ok(given) => {
+                    assert!(!self.over, "a transaction is acknowledged behind one that was not");
+                    assert_eq!(given, *lsn, "transactions are numbered in the order they were handed in");
+                    world.facts().lines[self.line].acknowledged(*lsn, txn);
+                    world.count(|c| c.pipelined += 1);
+                }
+                Err(_) => self.over = true,
+            }
+        }
+        if self.over {
+            world.count(|c| c.pipelines_lost += 1);
+            assert!(self.journal.enqueue(pipeline, &[b"behind a failure"]).is_err(), "a pipeline ends with a failure");
+        }
+        !self.over
     }
 
     fn publish(&mut self, world: &World, submission: &str, records: usize) -> Option<Vec<Ref>> {
@@ -158,14 +204,7 @@ impl Coordinator {
     }
 
     fn submit(&mut self, world: &World) {
-        let first = {
-            let mut facts = world.facts();
-            facts.next_task += 3;
-            facts.next_task
-        };
-        let task = |i| NewTask { id: TaskId(first + i), input: format!("row {i}").into_bytes(), attempts_max: 3 };
-        let tasks = (0..1 + world.random.below(3)).map(task).collect();
-        let op = self.queue.submit(tasks).unwrap();
+        let op = self.queue.submit(new_tasks(world)).unwrap();
         self.commit(world, &[op]);
     }
 
@@ -267,6 +306,9 @@ impl Coordinator {
                 world.count(|c| c.retired += names.len() as u64);
             }
         }
+        if self.over {
+            return; // its queue may be ahead of the journal: what it believes retired may not be
+        }
         let live = world.facts().lines[self.line].model.live_packs();
         assert!(self.queue.retired().iter().all(|pack| !live.contains(pack)), "a live pack is about to be removed");
         if self.member.remove(self.queue.retired()).is_ok_and(|bytes| bytes > 0) {
@@ -348,6 +390,16 @@ impl Coordinator {
         let op = self.queue.end_hold(NAMES[1]).expect("it was held");
         self.commit(world, &[op]);
     }
+}
+
+fn new_tasks(world: &World) -> Vec<NewTask> {
+    let first = {
+        let mut facts = world.facts();
+        facts.next_task += 3;
+        facts.next_task
+    };
+    let task = |i| NewTask { id: TaskId(first + i), input: format!("row {i}").into_bytes(), attempts_max: 3 };
+    (0..1 + world.random.below(3)).map(task).collect()
 }
 
 /// Publishes what `submission` always has.

@@ -26,6 +26,8 @@ pub struct Counts {
     pub claims: u64,
     pub fenced: u64,
     pub txns: u64,
+    pub pipelined: u64,
+    pub pipelines_lost: u64,
     pub publishes: u64,
     pub accepted: u64,
     pub republished: u64,
@@ -53,7 +55,7 @@ pub struct Counts {
 
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
-        each!(@ $of, $with, $do, steps operations claims fenced txns publishes accepted republished snapshots abandoned locked_out
+        each!(@ $of, $with, $do, steps operations claims fenced txns pipelined pipelines_lost publishes accepted republished snapshots abandoned locked_out
             moves old_parts_read resolved retired forgotten forks fork_steps removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
@@ -104,6 +106,9 @@ pub fn run(seed: u64) -> Counts {
         sim.set_stale_ms(1 + random.below(60));
     }
     sim.set_lock_session_ms([0, 50, 5000][random.below(3) as usize]);
+    if random.below(2) == 0 {
+        sim.set_zeros_ahead(1 + random.below(700));
+    }
     let world = Rc::new(World {
         one_host,
         fault_per_mille: [0, 0, 5, 30][random.below(4) as usize],
@@ -178,6 +183,13 @@ impl World {
     /// A host for a new process.
     fn host(&self) -> SimFs {
         if self.one_host { self.sim() } else { self.sim.borrow().mount() }
+    }
+
+    /// A moment in which others may go on, and the host may be lost.
+    pub fn pause(&self, host: &SimFs) {
+        if !self.quiet.get() {
+            self.interfere(host, "nothing");
+        }
     }
 
     fn interfere(&self, host: &SimFs, operation: &str) {

@@ -138,9 +138,12 @@ impl File for HookedFile {
         trace("sync", ());
         self.0.sync_data()
     }
-
     fn try_lock(&self) -> io::Result<bool> {
         (self.1)("lock");
         self.0.try_lock()
+    }
+
+    fn zeros_ahead(&self) -> u64 {
+        self.0.zeros_ahead()
     }
 }

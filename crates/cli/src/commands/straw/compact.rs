@@ -45,7 +45,7 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
 
 /// An archive's index is a record of its own, with references that no queue translates.
 fn stays(owner: &str) -> bool {
-    owner.starts_with("archive/")
+    straw::Archive::is_owner(owner)
 }
 
 /// The packs as whoever only looks may see them: without asking for a lock.

@@ -1,0 +1,44 @@
+//! What many callers wait for together: one outcome, and a wake-up for exactly those whom it concerns.
+
+use std::sync::{Condvar, MutexGuard, OnceLock, PoisonError};
+
+/// A group of callers with one outcome. The lock they wait under is that of what they share.
+#[derive(Debug)]
+pub(crate) struct Group<T> {
+    outcome: OnceLock<T>,
+    done: Condvar,
+}
+
+impl<T> Default for Group<T> {
+    fn default() -> Self {
+        Group { outcome: OnceLock::new(), done: Condvar::new() }
+    }
+}
+
+impl<T> Group<T> {
+    /// The outcome, once there is one.
+    pub(crate) fn outcome(&self) -> Option<&T> {
+        self.outcome.get()
+    }
+
+    /// Sets the outcome. To be followed by [`Group::wake_all`], best after the lock was let go: those who wake need it.
+    pub(crate) fn settle(&self, outcome: T) {
+        let first = self.outcome.set(outcome).is_ok();
+        assert!(first, "a group has one outcome");
+    }
+
+    /// Wakes all who wait.
+    pub(crate) fn wake_all(&self) {
+        self.done.notify_all();
+    }
+
+    /// Wakes one who waits, to do the work of the group.
+    pub(crate) fn wake_one(&self) {
+        self.done.notify_one();
+    }
+
+    /// Waits for a wake-up.
+    pub(crate) fn wait<'a, S>(&self, state: MutexGuard<'a, S>) -> MutexGuard<'a, S> {
+        self.done.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
