@@ -120,6 +120,7 @@ impl Coordinator {
                     assert!(!self.over, "a transaction is acknowledged behind one that was not");
                     assert_eq!(given, *lsn, "transactions are numbered in the order they were handed in");
                     world.facts().lines[self.line].acknowledged(*lsn, txn);
+                    world.facts().note_removable();
                     world.count(|c| c.pipelined += 1);
                 }
                 Err(_) => self.over = true,
