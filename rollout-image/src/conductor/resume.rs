@@ -17,6 +17,10 @@ use super::{
     tiles,
 };
 
+/// How the name of a copy ends that is not whole: like a trainer's folder that was never finished, of the trainer epoch that
+/// [`resumed::COPIED_EPOCH`] is, so that it does not stand for a run that has been learning already.
+const UNFINISHED: &str = "-e0.tmp";
+
 /// Runs named when the one that is asked for is not there.
 const RUNS_NAMED: usize = 10;
 
@@ -148,13 +152,26 @@ impl Copy<'_> {
         Ok(Ok(()))
     }
 
+    /// Removes what conductors before this one have copied and never named. One that lives on in spite of its successor may lose it
+    /// under its hands: it cannot begin the run any more.
+    fn sweep(&self, parent: &Path) -> anyhow::Result<()> {
+        let entries = fs::read_dir(parent).with_context(|| format!("listing {}", parent.display()))?;
+        for entry in entries.flatten() {
+            let copied_by = entry.file_name().to_str().and_then(copier);
+            if copied_by.is_some_and(|epoch| epoch < self.epoch) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
     /// A folder of files, whole or not at all. The inner error: it is not there (any more).
     fn folder(&mut self, from: &Path, to: &Path) -> anyhow::Result<Result<(), String>> {
         let parent = to.parent().context("a folder without a parent")?;
         straw::create_dirs_durably(parent).with_context(|| format!("creating {}", parent.display()))?;
+        self.sweep(parent)?;
         let name = to.file_name().context("a folder without a name")?.to_string_lossy();
-        // Named so that it is swept like a trainer's folder that was never finished.
-        let work = parent.join(format!("{name}-c{}-e{}.tmp", self.epoch, resumed::COPIED_EPOCH));
+        let work = parent.join(format!("{name}-c{}{UNFINISHED}", self.epoch));
         remove(&work)?;
         fs::create_dir(&work).with_context(|| format!("creating {}", work.display()))?;
         let entries = match fs::read_dir(from) {
@@ -192,6 +209,11 @@ impl Copy<'_> {
         self.faults.at(Point::Named, &[]);
         Ok(Ok(()))
     }
+}
+
+/// The conductor whose unfinished copy has this name.
+fn copier(name: &str) -> Option<u64> {
+    name.strip_suffix(UNFINISHED)?.rsplit_once("-c")?.1.parse().ok()
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
