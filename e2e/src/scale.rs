@@ -146,7 +146,8 @@ fn kwok() -> anyhow::Result<Child> {
     let log = std::fs::File::create(folder().join("kwok.log"))?;
     Command::new("kwok")
         .args(["--manage-all-nodes=false", "--manage-nodes-with-label-selector=type=kwok", "--cidr", RANGE])
-        .arg("--server-address=127.0.0.1:0")
+        // Without leases its nodes are taken for lost after a minute.
+        .args(["--server-address=127.0.0.1:0", "--node-lease-duration-seconds=40"])
         .arg(format!("--config={}", repository().join("e2e/kwok/stages.yaml").display()))
         .arg(format!("--kubeconfig={}", std::env::var("KUBECONFIG").context("KUBECONFIG")?))
         .stdout(Stdio::null())

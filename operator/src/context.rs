@@ -117,11 +117,20 @@ pub struct AllRequests {
 pub struct Memory<K>(Mutex<HashMap<String, Remembered<K>>>);
 
 struct Remembered<K> {
-    /// The object as our last write left it, and the versions that it has replaced: the watch may still show any of them.
-    written: Option<(Vec<String>, K)>,
+    written: Option<Written<K>>,
     failures: u32,
     /// What its Secret holds.
     token: Option<String>,
+}
+
+/// Our last write.
+struct Written<K> {
+    /// The version that it made.
+    version: Option<String>,
+    /// The versions that it has replaced: the watch may still show any of them,
+    replaced: Vec<String>,
+    /// until it has shown the one that was made; then the object is not needed any more.
+    object: Option<K>,
 }
 
 impl<K> Default for Memory<K> {
@@ -141,9 +150,13 @@ impl<K: Resource + Clone> Memory<K> {
     pub fn latest(&self, seen: &K) -> K {
         let meta = seen.meta();
         let (Some(uid), Some(version)) = (&meta.uid, &meta.resource_version) else { return seen.clone() };
-        self.with(uid, |one| match &one.written {
-            Some((replaced, object)) if replaced.contains(version) => object.clone(),
-            _ => seen.clone(),
+        self.with(uid, |one| {
+            let Some(written) = &mut one.written else { return seen.clone() };
+            if written.version.as_ref() == Some(version) {
+                written.object = None;
+            }
+            let newer = written.object.as_ref().filter(|_| written.replaced.contains(version));
+            newer.unwrap_or(seen).clone()
         })
     }
 
@@ -156,14 +169,17 @@ impl<K: Resource + Clone> Memory<K> {
         }
         self.with(uid, |one| {
             let mut replaced = match one.written.take() {
-                Some((replaced, last)) if last.meta().resource_version.as_ref() == Some(version) => replaced,
+                Some(last) if last.version.as_ref() == Some(version) => last.replaced,
                 _ => Vec::new(),
             };
             replaced.push(version.clone());
             // A watch that is so far behind is not waited for.
             let excess = replaced.len().saturating_sub(REPLACED);
             replaced.drain(..excess);
-            one.written = Some((replaced, object.clone()));
+            let mut object = object.clone();
+            crate::slim::no_managers(&mut object);
+            let version = object.meta().resource_version.clone();
+            one.written = Some(Written { version, replaced, object: Some(object) });
         });
     }
 
@@ -172,7 +188,7 @@ impl<K: Resource + Clone> Memory<K> {
         let meta = seen.meta();
         let Some(uid) = &meta.uid else { return false };
         self.with(uid, |one| {
-            one.written.as_ref().is_some_and(|(_, last)| last.meta().resource_version == meta.resource_version)
+            one.written.as_ref().is_some_and(|written| written.version == meta.resource_version)
         })
     }
 
@@ -231,6 +247,7 @@ mod tests {
             assert_eq!(latest(&memory, replaced), "5", "the watch still shows {replaced}");
         }
         assert_eq!(latest(&memory, "5"), "5");
+        assert_eq!(latest(&memory, "2"), "2", "the watch has shown the write, and it is not held any longer");
         assert_eq!(latest(&memory, "7"), "7", "somebody else wrote since");
         memory.wrote(&version("7"), &version("8"));
         assert_eq!(latest(&memory, "2"), "2", "of another line of writes nothing is known");
