@@ -187,9 +187,7 @@ impl<K: Resource + Clone> Memory<K> {
     pub fn is_own(&self, seen: &K) -> bool {
         let meta = seen.meta();
         let Some(uid) = &meta.uid else { return false };
-        self.with(uid, |one| {
-            one.written.as_ref().is_some_and(|written| written.version == meta.resource_version)
-        })
+        self.with(uid, |one| one.written.as_ref().is_some_and(|written| written.version == meta.resource_version))
     }
 
     /// One more failure in a row; how many that makes.
