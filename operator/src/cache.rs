@@ -107,7 +107,7 @@ impl<K: Resource<DynamicType = ()> + Clone + PartialEq> Cache<K> {
             old.meta_mut().resource_version = object.meta().resource_version.clone();
             old == object
         });
-        let object = Arc::new(object);
+        let object = Arc::new(fitted(&object));
         // Labels may have changed hands.
         self.forget(inner, &key);
         for uid in self.owners(&object) {
@@ -134,6 +134,11 @@ impl<K: Resource<DynamicType = ()> + Clone + PartialEq> Cache<K> {
         let labels = object.meta().labels.as_ref();
         self.owner_labels.iter().filter_map(|label| labels?.get(*label).cloned()).collect()
     }
+}
+
+/// The object in no more memory than it needs: what a decoder grew as it went has room to spare, and a copy has none.
+fn fitted<K: Clone>(object: &K) -> K {
+    object.clone()
 }
 
 fn key<K: Resource<DynamicType = ()>>(object: &K) -> Key {

@@ -50,7 +50,7 @@ pub fn start(context: &Arc<Context>, namespace: Option<&str>, writers: Writers) 
     tasks.spawn(own(c(), api(context, namespace), servings));
     tasks.spawn(own(c(), api(context, namespace), pools));
     tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.pods, slim::pod, owner));
-    tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.jobs, slim::no_managers, owner));
+    tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.jobs, slim::job, owner));
     let maps =
         children(c(), api(context, namespace), ours.clone(), |c| &c.caches.config_maps, slim::no_managers, owner);
     tasks.spawn(maps);
