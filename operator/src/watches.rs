@@ -17,7 +17,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -91,7 +91,7 @@ async fn children<K>(
     slim: fn(&mut K),
     tell: fn(&Context, &K),
 ) where
-    K: Resource<DynamicType = ()> + Clone + PartialEq + Debug + DeserializeOwned + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     let mut events = pin!(watcher(api, config).default_backoff());
     while let Some(event) = events.next().await {
