@@ -175,7 +175,10 @@ fn may_write(cluster: &ServingCluster, job: &RLJob) -> bool {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     // What another controller manages has no conductor of ours, and would hold the role for ever.
     let managed = job.spec.managed_by.as_deref().is_none_or(|manager| manager == api::MANAGER);
-    managed && job.serving_name() == name && !ended(job)
+    // Of that name, but made from the template of a run before it, or by a person: it may be on its way out.
+    let maker = cluster.metadata.labels.as_ref().and_then(|l| l.get(labels::RLJOB_UID));
+    let its_own = job.spec.serving.template.is_none() || maker == job.metadata.uid.as_ref();
+    managed && its_own && job.serving_name() == name && !ended(job)
 }
 
 /// First come holds the writer's role, until it is terminal, deleted or turned elsewhere.

@@ -119,6 +119,23 @@ fn first_come_holds_the_writers_role_until_it_has_ended_and_its_conductor_with_i
 }
 
 #[test]
+fn a_run_never_writes_to_engines_made_for_the_run_before_it_of_the_same_name() {
+    let mut c = cluster();
+    c.metadata.labels.get_or_insert_default().insert(labels::RLJOB_UID.into(), "uid-before".into());
+    let mut after = cases::job();
+    after.metadata.uid = Some("uid-after".into());
+    assert_eq!(Some(after.serving_name()), c.metadata.name);
+    let mut w = ServingWorld { users: vec![after], ..ServingWorld::default() };
+    step(&mut c, &mut w, now());
+    let writer = |c: &ServingCluster| c.status.as_ref().unwrap().weights.writer.clone().map(|w| w.uid);
+    assert_eq!(writer(&c), None, "they are on their way out, and would wait for it for ever");
+    // A run that names them may have them, whoever they were made for.
+    w.users = vec![user("third", "uid-third", 1)];
+    step(&mut c, &mut w, now());
+    assert_eq!(writer(&c).as_deref(), Some("uid-third"));
+}
+
+#[test]
 fn an_edit_rolls_one_engine_after_the_other_from_the_top() {
     let mut c = cluster();
     let mut w = ServingWorld::default();

@@ -125,7 +125,11 @@ impl Pass<'_> {
             None => self.actions.push(Action::Create(child)),
             // Of another run with our name, on its way out: wait for it, never adopt it.
             Some(c) if c.label(labels::RLJOB_UID) != Some(self.uid) => {
-                let message = format!("{:?} {} belongs to something else", c.kind(), c.name());
+                let message = format!(
+                    "{:?} {} belongs to something else: it has to go, or be named by `ref` instead of a template",
+                    c.kind(),
+                    c.name()
+                );
                 self.set(cond::ACCEPTED, false, "NameTaken", &message);
                 self.wait("NameTaken", message);
                 self.poll();

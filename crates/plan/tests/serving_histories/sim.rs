@@ -377,6 +377,8 @@ impl Sim {
     pub fn claim(&mut self) {
         let mut job = crate::cases::job();
         job.metadata = ObjectMeta { name: job.metadata.name, uid: Some("uid-run".into()), ..ObjectMeta::default() };
+        let named = api::NameRef { name: job.serving_name() };
+        (job.spec.serving.ref_, job.spec.serving.template) = (Some(named), None);
         self.users.push(job);
         self.decide();
         assert!(self.status().weights.writer.is_some());
