@@ -54,7 +54,7 @@ impl Salt<'_> {
     pub(crate) const NONE: Salt<'static> = Salt { file: "", offset: 0 };
 }
 
-fn checksum(salt: &Salt<'_>, frame: &[u8]) -> u32 {
+pub(crate) fn checksum(salt: &Salt<'_>, frame: &[u8]) -> u32 {
     let (prefix, body) = frame.split_at(PREFIX.min(frame.len()));
     let mut crc = crc32c::crc32c(salt.file.as_bytes());
     crc = crc32c::crc32c_append(crc, &salt.offset.to_le_bytes());

@@ -158,7 +158,7 @@ fn extent_at(name: &str, file: &dyn File, offset: u64, deep: bool) -> Result<std
         bytes = file.read_at(offset, len).map_err(io)?;
     }
     let salt = Salt { file: name, offset };
-    let header = match frame::decode::<Header>(extent::MAGIC, &salt, &bytes) {
+    let header = match Header::decode(&salt, &bytes) {
         Ok(frame) => frame.body,
         Err(bad) => return Ok(Err(format!("extent header: {}", bad.text()))),
     };
