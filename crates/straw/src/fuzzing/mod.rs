@@ -194,6 +194,7 @@ fn whole_pack(bytes: &[u8]) -> bool {
     let mut found = 0;
     for deep in [false, true] {
         let Ok(scanned) = scan(PACK, &file, deep) else { continue };
+        assert!(scanned.gap_bytes <= bytes.len() as u64, "a gap lies in the file");
         found = scanned.extents.len();
         assert!(!deep || scanned.extents.iter().all(|e| e.offset + e.len <= bytes.len().next_multiple_of(64) as u64));
         for r in scanned.extents.iter().flat_map(|e| &e.refs).filter(|_| deep) {
