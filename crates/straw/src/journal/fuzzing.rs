@@ -49,6 +49,7 @@ pub(crate) fn segment(bytes: &[u8]) -> bool {
     let Some(dir) = folder_with(&sim, &segment_name(), bytes) else { return false };
     let Ok(history) = read_history(&*dir) else { return false };
     let Some(link) = history.chain.first() else { return false };
+    assert!(link.first > 0, "transactions are numbered from 1");
     assert_eq!(history.tail.0 + history.tail.1.len() as u64, link.len, "the tail ends where the segment does");
     assert_eq!(history.last + 1, link.first + link.txns, "transactions are numbered without a gap");
     assert_eq!(history.txns.len() as u64, link.txns, "no snapshot covers any");
