@@ -11,9 +11,12 @@ pub(crate) const PREFIX: usize = 12;
 /// Records, tensors and extents begin at multiples of this, so that tensor bytes are aligned for any element.
 pub(crate) const ALIGN: u64 = 64;
 
-/// The next multiple of [`ALIGN`].
+/// The next multiple of [`ALIGN`]; the largest number where there is none, so that lengths which were read do not add up.
 pub(crate) const fn align(n: u64) -> u64 {
-    n.next_multiple_of(ALIGN)
+    match n.checked_next_multiple_of(ALIGN) {
+        Some(aligned) => aligned,
+        None => u64::MAX,
+    }
 }
 
 /// Why bytes are not the frame that was looked for.
