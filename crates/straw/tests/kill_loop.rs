@@ -50,8 +50,12 @@ struct Child {
 }
 
 impl Child {
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_micros()).unwrap()
+    }
+
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap()
+        self.now_us() / 1000
     }
 
     fn commit<T>(&self, decide: impl FnOnce(&Queue) -> Result<(Vec<Op>, T), Refused>) -> T {
@@ -92,10 +96,9 @@ impl Child {
     }
 
     fn submit(&self, number: usize) {
-        // Each worker has numbers of its own, in each epoch.
-        let first = self.epoch << 32
-            | (number as u64) << 24
-            | u64::try_from(self.begun.elapsed().as_micros() as u32 >> 6).unwrap() & 0xff_ffff;
+        // Each worker has numbers of its own, in each epoch; a number that is taken is tried again a little later.
+        let moment = (self.now_us() >> 6) & 0xff_ffff;
+        let first = self.epoch << 32 | (number as u64) << 24 | moment;
         let ids: Vec<u64> = (first..first + 4).collect();
         ids.iter().for_each(|id| say(&format!("submitting {id}")));
         let task = |id: &u64| NewTask { id: TaskId(*id), input: b"row".to_vec(), attempts_max: 3 };
@@ -372,7 +375,7 @@ fn what_a_killed_process_acknowledged_is_there_and_nothing_that_it_did_not_try()
     let (mut said, mut moments) = (Said::default(), seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     for life in 0..number("STRAW_KILLS", 30) {
         one_life(&dir, &mut said, &mut moments);
-        println!("life {life}: {:?}", said.counts);
+        eprintln!("life {life}: {:?}", said.counts);
         said.check(&dir);
     }
     assert!(!said.completed.is_empty(), "something was done");
