@@ -342,3 +342,21 @@ fn no_decoder_panics_or_takes_more_memory_than_its_input_allows() {
         );
     }
 }
+
+#[test]
+fn a_reference_to_more_than_its_pack_has_takes_no_memory_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(crate::RealFs::new(), dir.path()).unwrap();
+    let r = store.writer("w").unwrap().publish("s", &[Record::new("x")]).unwrap().remove(0);
+    let long = Ref { len: crate::limits::RECORD_BYTES_MAX, ..r.clone() };
+    let before = LIVE.get();
+    PEAK.set(before);
+    assert!(matches!(store.read(&long), Err(crate::Error::NotVisible { .. })));
+    assert!(PEAK.get() - before < 8 << 20, "{} bytes were reserved", PEAK.get() - before);
+    // One that is long and there is read whole.
+    let bytes: Vec<u8> = (0..5 << 20).map(|i: u32| (i % 251) as u8).collect();
+    let tensor = Tensor::from_vec(&[bytes.len() as u64], bytes).unwrap();
+    let record = Record::new("long").with("t", tensor);
+    let r = store.writer("w").unwrap().publish("long", std::slice::from_ref(&record)).unwrap().remove(0);
+    assert_eq!(store.read(&r).unwrap(), record);
+}
