@@ -1,8 +1,8 @@
 //! A real process on a real folder, killed at random moments, again and again: what it had acknowledged is there, what it had not even
 //! tried is not, and all that is there is sound.
 //!
-//! `STRAW_KILLS` is how often (30), `STRAW_KILL_SEED` begins the random moments, `STRAW_KILL_DIR` is where (a temporary folder): on a
-//! mount of a shared volume, for instance.
+//! `STRAW_KILLS` is how often (30), `STRAW_KILL_MS` how long a life may be (150), `STRAW_KILL_SEED` begins the random moments, and
+//! `STRAW_KILL_DIR` is where (a temporary folder): on a mount of a shared volume, for instance.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -350,7 +350,9 @@ fn one_life(dir: &Path, said: &mut Said, moments: &mut u64) {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     // Now and then it dies as it starts: in the middle of a claim.
     let early = random(moments).is_multiple_of(4);
-    let pause = Duration::from_micros(random(moments) % if early { 20_000 } else { 150_000 });
+    let pause = Duration::from_micros(
+        random(moments) % if early { 20_000 } else { 1000 * number("STRAW_KILL_MS", 150).max(1) },
+    );
     let mut first = Vec::new();
     while !early && !first.ends_with(b"ready\n") && lines.read_until(b'\n', &mut first).unwrap() > 0 {}
     std::thread::sleep(pause);
