@@ -4,40 +4,80 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    marker::PhantomData,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use kube::{Resource, ResourceExt, runtime::watcher::Event};
+use serde::{Serialize, de::DeserializeOwned};
 
 /// Namespace and name; the namespace is empty for what has none.
 pub type Key = (String, String);
 
 /// Objects of one kind.
 pub struct Cache<K> {
-    inner: Mutex<Inner<K>>,
+    inner: Mutex<Inner>,
     ready: tokio::sync::watch::Sender<bool>,
     /// Values of these labels are the owners of an object.
     owner_labels: &'static [&'static str],
+    kind: PhantomData<fn() -> K>,
 }
 
-struct Inner<K> {
-    objects: BTreeMap<Key, Arc<K>>,
-    owned: HashMap<String, BTreeMap<Key, Arc<K>>>,
+#[derive(Default)]
+struct Inner {
+    objects: BTreeMap<Arc<Key>, Arc<Packed>>,
+    owned: HashMap<String, BTreeMap<Arc<Key>, Arc<Packed>>>,
     /// Filled while a list is under way; it then takes the place of `objects`.
-    relisted: Option<BTreeMap<Key, Arc<K>>>,
+    relisted: Option<BTreeMap<Arc<Key>, Packed>>,
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + PartialEq> Cache<K> {
-    /// An empty cache.
-    pub fn new(owner_labels: &'static [&'static str]) -> Self {
-        Self {
-            inner: Mutex::new(Inner { objects: BTreeMap::new(), owned: HashMap::new(), relisted: None }),
-            ready: tokio::sync::watch::Sender::new(false),
-            owner_labels,
+/// An object as JSON. Decoded, a pod takes six times as much and a StatefulSet as well, and most of them lie here unread: of 100
+/// runs 16 MB were this cache's, decoded and cut to size.
+struct Packed {
+    json: Box<[u8]>,
+    /// Apart, since a heartbeat changes nothing else.
+    version: Option<String>,
+    owners: Vec<String>,
+}
+
+impl Packed {
+    /// Nothing for what is no JSON, which no object of the API server is.
+    fn of<K: Resource<DynamicType = ()> + Serialize>(mut object: K, owner_labels: &[&str]) -> Option<(Arc<Key>, Self)> {
+        let key = Arc::new((object.namespace().unwrap_or_default(), object.name_any()));
+        let version = object.meta_mut().resource_version.take();
+        let labels = object.meta().labels.as_ref();
+        let owners = owner_labels.iter().filter_map(|label| labels?.get(*label).cloned()).collect();
+        match serde_json::to_vec(&object) {
+            Ok(json) => Some((key, Self { json: json.into_boxed_slice(), version, owners })),
+            Err(error) => {
+                tracing::error!(kind = %K::kind(&()), name = key.1, %error, "an object cannot be kept");
+                None
+            }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner<K>> {
+    fn object<K: Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Option<Arc<K>> {
+        match serde_json::from_slice::<K>(&self.json) {
+            Ok(mut object) => {
+                object.meta_mut().resource_version.clone_from(&self.version);
+                Some(Arc::new(object))
+            }
+            Err(error) => {
+                tracing::error!(kind = %K::kind(&()), %error, "an object that was kept cannot be read");
+                None
+            }
+        }
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + Serialize + DeserializeOwned> Cache<K> {
+    /// An empty cache.
+    pub fn new(owner_labels: &'static [&'static str]) -> Self {
+        let ready = tokio::sync::watch::Sender::new(false);
+        Self { inner: Mutex::default(), ready, owner_labels, kind: PhantomData }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         // Every change below leaves it whole: a panic elsewhere poisons nothing.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,89 +90,80 @@ impl<K: Resource<DynamicType = ()> + Clone + PartialEq> Cache<K> {
 
     /// The object of that name.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.lock().objects.get(&(namespace.to_owned(), name.to_owned())).cloned()
+        let packed = self.lock().objects.get(&(namespace.to_owned(), name.to_owned())).cloned();
+        packed?.object()
     }
 
     /// What this owner has.
     pub fn owned_by(&self, uid: &str) -> Vec<Arc<K>> {
-        self.lock().owned.get(uid).map(|all| all.values().cloned().collect()).unwrap_or_default()
+        let packed: Vec<_> = self.lock().owned.get(uid).into_iter().flat_map(|all| all.values().cloned()).collect();
+        packed.iter().filter_map(|one| one.object()).collect()
     }
 
     /// Everything.
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.lock().objects.values().cloned().collect()
+        let packed: Vec<_> = self.lock().objects.values().cloned().collect();
+        packed.iter().filter_map(|one| one.object()).collect()
     }
 
     /// Takes an event in; returns the objects that it changed, or removed.
     pub fn take(&self, event: Event<K>) -> Vec<Arc<K>> {
+        let pack = |object| Packed::of(object, self.owner_labels);
         let mut inner = self.lock();
-        match event {
-            Event::Apply(object) => self.put(&mut inner, object).into_iter().collect(),
+        let changes: Vec<Arc<Packed>> = match event {
+            Event::Apply(object) => pack(object).and_then(|(key, packed)| inner.put(key, packed)).into_iter().collect(),
             Event::Delete(object) => {
                 let object = Arc::new(object);
-                self.forget(&mut inner, &key(&*object));
-                vec![object]
+                inner.forget(&key(&*object));
+                return vec![object];
             }
             Event::Init => {
                 inner.relisted = Some(BTreeMap::new());
-                Vec::new()
+                return Vec::new();
             }
             Event::InitApply(object) => {
-                let object = Arc::new(object);
-                inner.relisted.get_or_insert_default().insert(key(&*object), object);
-                Vec::new()
+                inner.relisted.get_or_insert_default().extend(pack(object));
+                return Vec::new();
             }
             Event::InitDone => {
                 let listed = inner.relisted.take().unwrap_or_default();
-                let lost: Vec<Key> = inner.objects.keys().filter(|k| !listed.contains_key(*k)).cloned().collect();
-                let mut changes = Vec::with_capacity(listed.len());
-                for key in lost {
-                    changes.extend(self.forget(&mut inner, &key));
-                }
-                for object in listed.into_values() {
-                    changes.extend(self.put(&mut inner, Arc::unwrap_or_clone(object)));
-                }
-                drop(inner);
+                let lost: Vec<_> = inner.objects.keys().filter(|k| !listed.contains_key(*k)).cloned().collect();
+                let mut changes: Vec<_> = lost.iter().filter_map(|key| inner.forget(key)).collect();
+                changes.extend(listed.into_iter().filter_map(|(key, packed)| inner.put(key, packed)));
                 self.ready.send_replace(true);
                 changes
             }
-        }
+        };
+        drop(inner);
+        changes.iter().filter_map(|one| one.object()).collect()
     }
+}
 
+impl Inner {
     /// Nothing if all that is kept of it is as before: heartbeats wake nobody.
-    fn put(&self, inner: &mut Inner<K>, object: K) -> Option<Arc<K>> {
-        let key = key(&object);
-        let same = inner.objects.get(&key).is_some_and(|old| {
-            let mut old = (**old).clone();
-            old.meta_mut().resource_version = object.meta().resource_version.clone();
-            old == object
-        });
-        let object = Arc::new(object);
+    fn put(&mut self, key: Arc<Key>, packed: Packed) -> Option<Arc<Packed>> {
+        let same = self.objects.get(&key).is_some_and(|old| old.json == packed.json);
+        let packed = Arc::new(packed);
         // Labels may have changed hands.
-        self.forget(inner, &key);
-        for uid in self.owners(&object) {
-            inner.owned.entry(uid).or_default().insert(key.clone(), object.clone());
+        self.forget(&key);
+        for uid in &packed.owners {
+            self.owned.entry(uid.clone()).or_default().insert(key.clone(), packed.clone());
         }
-        inner.objects.insert(key, object.clone());
-        (!same).then_some(object)
+        self.objects.insert(key, packed.clone());
+        (!same).then_some(packed)
     }
 
-    fn forget(&self, inner: &mut Inner<K>, key: &Key) -> Option<Arc<K>> {
-        let old = inner.objects.remove(key)?;
-        for uid in self.owners(&old) {
-            if let Some(all) = inner.owned.get_mut(&uid) {
+    fn forget(&mut self, key: &Key) -> Option<Arc<Packed>> {
+        let old = self.objects.remove(key)?;
+        for uid in &old.owners {
+            if let Some(all) = self.owned.get_mut(uid) {
                 all.remove(key);
                 if all.is_empty() {
-                    inner.owned.remove(&uid);
+                    self.owned.remove(uid);
                 }
             }
         }
         Some(old)
-    }
-
-    fn owners(&self, object: &K) -> Vec<String> {
-        let labels = object.meta().labels.as_ref();
-        self.owner_labels.iter().filter_map(|label| labels?.get(*label).cloned()).collect()
     }
 }
 
@@ -178,6 +209,17 @@ mod tests {
         assert_eq!(changes, ["c", "b", "d"]);
         assert!(cache.get("n", "c").is_none());
         assert_eq!(cache.owned_by("o").len(), 3);
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_put_version_and_all_and_a_heartbeat_changes_nothing_else() {
+        let cache = Cache::new(&["owner"]);
+        let first = object("a", "o", "1");
+        assert_eq!(cache.take(Event::Apply(first.clone())), [Arc::new(first.clone())]);
+        assert_eq!(cache.owned_by("o"), [Arc::new(first)]);
+        let beat = object("a", "o", "2");
+        assert!(cache.take(Event::Apply(beat.clone())).is_empty());
+        assert_eq!(cache.get("n", "a"), Some(Arc::new(beat)));
     }
 
     #[test]

@@ -130,7 +130,7 @@ struct Written<K> {
     /// The versions that it has replaced: the watch may still show any of them,
     replaced: Vec<String>,
     /// until it has shown the one that was made; then the object is not needed any more.
-    object: Option<K>,
+    object: Option<Box<K>>,
 }
 
 impl<K> Default for Memory<K> {
@@ -156,7 +156,7 @@ impl<K: Resource + Clone> Memory<K> {
                 written.object = None;
             }
             let newer = written.object.as_ref().filter(|_| written.replaced.contains(version));
-            newer.unwrap_or(seen).clone()
+            newer.map_or(seen, |object| &**object).clone()
         })
     }
 
@@ -179,7 +179,7 @@ impl<K: Resource + Clone> Memory<K> {
             let mut object = object.clone();
             crate::slim::no_managers(&mut object);
             let version = object.meta().resource_version.clone();
-            one.written = Some(Written { version, replaced, object: Some(object) });
+            one.written = Some(Written { version, replaced, object: Some(Box::new(object)) });
         });
     }
 

@@ -209,9 +209,14 @@ async fn work<K: Kind>(
     DeserializeGuard<K>: Clone,
 {
     let store = K::store(&context).clone();
-    // Both ends are ours and live as long as the process.
-    let _ = store.wait_until_ready().await;
-    let requests = futures::stream::poll_fn(move |cx| queue.poll_recv(cx)).take_until(Box::pin(ended));
+    let mut ended = Box::pin(ended);
+    tokio::select! {
+        // Without its definition a kind is never listed, and the end comes all the same.
+        () = &mut ended => return,
+        // Both ends are ours and live as long as the process.
+        _ = store.wait_until_ready() => {}
+    }
+    let requests = futures::stream::poll_fn(move |cx| queue.poll_recv(cx)).take_until(ended);
     applier(
         |guarded, context| Box::pin(reconcile::<K>(guarded, context)),
         on_error::<K>,

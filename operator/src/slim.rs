@@ -1,18 +1,36 @@
 //! What of an object is kept in a cache: a run of a thousand pods must not cost a gigabyte.
 
-use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStatus, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus,
+use api::labels;
+use k8s_openapi::api::{
+    batch::v1::{Job, JobSpec},
+    core::v1::{ContainerState, ContainerStatus, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus},
 };
 use kube::Resource;
+
+/// Annotations of pods that are read.
+const POD_ANNOTATIONS: [&str; 2] = [labels::REVISION, labels::JOB_INDEX];
 
 /// Drops who wrote which field when: half of most objects, and nothing we decide by.
 pub fn no_managers<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
 }
 
+/// Keeps of an attempt's Job, which is made once and never applied again, whether it is held back and how it goes.
+pub fn job(job: &mut Job) {
+    no_managers(job);
+    let spec = job.spec.take().unwrap_or_default();
+    let JobSpec { suspend, parallelism, completions, backoff_limit, .. } = spec;
+    job.spec = Some(JobSpec { suspend, parallelism, completions, backoff_limit, ..JobSpec::default() });
+}
+
 /// Keeps of a pod what `plan` and the line to the conductor read: where it is, how it is, how it ended.
 pub fn pod(pod: &mut Pod) {
     no_managers(pod);
+    let meta = &mut pod.metadata;
+    (meta.owner_references, meta.generate_name) = (None, None);
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.retain(|key, _| POD_ANNOTATIONS.contains(&key.as_str()));
+    }
     let spec = pod.spec.take().unwrap_or_default();
     pod.spec = Some(PodSpec { node_name: spec.node_name, ..PodSpec::default() });
     let status = pod.status.take().unwrap_or_default();

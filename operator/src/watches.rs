@@ -17,7 +17,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -50,7 +50,7 @@ pub fn start(context: &Arc<Context>, namespace: Option<&str>, writers: Writers) 
     tasks.spawn(own(c(), api(context, namespace), servings));
     tasks.spawn(own(c(), api(context, namespace), pools));
     tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.pods, slim::pod, owner));
-    tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.jobs, slim::no_managers, owner));
+    tasks.spawn(children(c(), api(context, namespace), ours.clone(), |c| &c.caches.jobs, slim::job, owner));
     let maps =
         children(c(), api(context, namespace), ours.clone(), |c| &c.caches.config_maps, slim::no_managers, owner);
     tasks.spawn(maps);
@@ -91,7 +91,7 @@ async fn children<K>(
     slim: fn(&mut K),
     tell: fn(&Context, &K),
 ) where
-    K: Resource<DynamicType = ()> + Clone + PartialEq + Debug + DeserializeOwned + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     let mut events = pin!(watcher(api, config).default_backoff());
     while let Some(event) = events.next().await {

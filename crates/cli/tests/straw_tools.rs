@@ -144,7 +144,10 @@ fn repair_says_first_and_then_does_and_removes_only_what_the_journal_gave_up() {
     let (code, did) = told(&["repair", "--yes"], pool.path());
     assert!(code == 0 && did.contains("removed ") && did.ends_with("done\n"), "{did}");
     assert_eq!(pool.files("packs").len(), 2);
-    assert_eq!(told(&["repair"], pool.path()), (0, "nothing to mend\n".to_owned()));
+    assert_eq!(
+        told(&["repair"], pool.path()),
+        (0, "nothing that can be mended; `thresh straw verify` looks at every byte that is needed\n".to_owned())
+    );
     for r in pool.queue.live_refs() {
         Store::open(RealFs::new(), pool.path().join("packs")).unwrap().read(r).unwrap();
     }
@@ -201,4 +204,24 @@ fn compact_says_first_and_then_moves_what_is_needed_and_gives_the_rest_back() {
     assert_eq!(told(&["compact"], pool.path()), (0, "no pack is mostly dead\n".to_owned()));
     // Whoever owned the journal before is told at its next transaction.
     assert!(matches!(pool.journal.append(&[vec![]]), Err(straw::Error::Fenced { .. })));
+}
+
+#[test]
+fn compact_gives_back_what_nothing_needs_and_keeps_its_hands_off_a_run_that_lives() {
+    let pool = Pool::new();
+    let store = Store::open(RealFs::new(), pool.path().join("packs")).unwrap();
+    let writer = store.writer("worker-9").unwrap();
+    let dead = writer.publish("rejected", &[Record::new(vec![1; 50_000])]).unwrap()[0].pack.clone();
+    let before = pool.files(".");
+    let (code, said) = told(&["compact", "--yes"], pool.path());
+    assert!(
+        code == 1 && said.contains("worker-9 is writing to pack") && said.contains("\n  fix: stop the run"),
+        "{said}"
+    );
+    assert_eq!(pool.files("."), before, "nobody was fenced");
+    // Its process ends without a word.
+    drop(writer);
+    let (code, did) = told(&["compact", "--yes"], pool.path());
+    assert!(code == 0 && did.contains("that nothing needs were removed"), "{did}");
+    assert!(!pool.path().join(format!("packs/{dead}.pack")).exists());
 }

@@ -7,7 +7,7 @@
 use std::{fs, io, path::Path};
 
 use anyhow::Context;
-use conductor::{Record, Resumed, Snapshot, State, TilesProblem, resumed};
+use conductor::{Record, Resumed, Snapshot, State, resumed};
 use control::{health::Health, run_dir::RunDir};
 use straw::RealFs;
 
@@ -20,6 +20,9 @@ use super::{
 /// How the name of a copy ends that is not whole: like a trainer's folder that was never finished, of the trainer epoch that
 /// [`resumed::COPIED_EPOCH`] is, so that it does not stand for a run that has been learning already.
 const UNFINISHED: &str = "-e0.tmp";
+
+/// Times that a living run's newest commit is looked for.
+const LOOKS_MAX: u32 = 20;
 
 /// Runs named when the one that is asked for is not there.
 const RUNS_NAMED: usize = 10;
@@ -64,7 +67,40 @@ pub fn fetch(
             names_of(runs, own).context("listing the runs of this volume")?
         ))));
     }
-    let read = read_state(&other.journal()).with_context(|| format!("reading the journal of run {}", from.run));
+    for _ in 0..LOOKS_MAX {
+        let began = look(setup, epoch, health, faults, &other)?;
+        match began {
+            // A living run keeps its newest commits only, and has newer ones by now.
+            Some(Err(Refused::Gone(_))) if from.step.is_none() => {}
+            Some(Err(Refused::Gone(reason) | Refused::For(reason))) => return Ok(Some(Err(reason))),
+            Some(Ok(resumed)) => return Ok(Some(Ok(resumed))),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(Err(format!(
+        "spec.resumeFrom: run {} lets its commits go faster than they can be copied; let it keep more (spec.checkpoint.keep), or name a \
+         step that it keeps",
+        from.run
+    ))))
+}
+
+/// Why a run cannot begin.
+enum Refused {
+    /// For good.
+    For(String),
+    /// The commit was let go of meanwhile.
+    Gone(String),
+}
+
+fn look(
+    setup: &Setup,
+    epoch: u64,
+    health: &Health,
+    faults: &mut Faults,
+    other: &RunDir,
+) -> anyhow::Result<Option<Result<Resumed, Refused>>> {
+    let run = other.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let read = read_state(&other.journal()).with_context(|| format!("reading the journal of run {run}"));
     let found = match read {
         Ok(state) => state.and_then(|state| resumed::find(&state, &setup.config)),
         Err(error) if super::reign::is_of_the_volume(&error) => return Err(error),
@@ -73,11 +109,11 @@ pub fn fetch(
     let found = match found {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(None),
-        Err(reason) => return Ok(Some(Err(reason))),
+        Err(reason) => return Ok(Some(Err(Refused::For(reason)))),
     };
-    health.not_ready(format!("copying the commit of run {} at step {}", from.run, found.resumed.commit.step));
+    health.not_ready(format!("copying the commit of run {run} at step {}", found.resumed.commit.step));
     let copy = Copy { epoch, faults };
-    copy.all(&other, &setup.run_dir, &found).map(Some)
+    copy.all(other, &setup.run_dir, &found).map(Some)
 }
 
 /// The other runs of the volume, for people.
@@ -106,11 +142,11 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    fn all(mut self, other: &RunDir, own: &RunDir, found: &resumed::Found) -> anyhow::Result<Result<Resumed, String>> {
+    fn all(mut self, other: &RunDir, own: &RunDir, found: &resumed::Found) -> anyhow::Result<Result<Resumed, Refused>> {
         let commit = &found.resumed.commit;
         // Before the tiles: whoever finds those has all.
         if let Err(gone) = self.references(other, own)? {
-            return Ok(Err(gone));
+            return Ok(Err(Refused::For(gone)));
         }
         let to = own.path().join(&commit.folder);
         match tiles::verify(&to, &commit.index_digest) {
@@ -120,14 +156,20 @@ impl Copy<'_> {
         }
         let from = other.path().join(&found.folder);
         if let Err(gone) = self.folder(&from, &to)? {
-            return Ok(Err(format!("the commit of run {} at step {}: {gone}", found.resumed.run, commit.step)));
+            let gone = format!("the commit of run {} at step {}: {gone}", found.resumed.run, commit.step);
+            return Ok(Err(Refused::Gone(gone)));
         }
-        match tiles::verify(&to, &commit.index_digest) {
+        match tiles::look_through(&to, &commit.index_digest) {
             Ok(()) => Ok(Ok(found.resumed.clone())),
-            Err(TilesProblem::Wrong(what)) => {
-                Ok(Err(format!("the commit of run {} at step {} is damaged: {what}", found.resumed.run, commit.step)))
+            // A file that is not there was not there to be copied either: no waiting brings it.
+            Err(checkpoint::Error::Io { source, action, path }) if source.kind() != io::ErrorKind::NotFound => {
+                Err(source).with_context(|| format!("the copied commit: {action} {}", path.display()))
             }
-            Err(TilesProblem::Unreadable(what)) => Err(io::Error::other(what)).context("reading the copied commit"),
+            Err(what) => {
+                let damaged =
+                    format!("the commit of run {} at step {} is damaged: {what}", found.resumed.run, commit.step);
+                Ok(Err(Refused::For(damaged)))
+            }
         }
     }
 

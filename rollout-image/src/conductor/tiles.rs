@@ -11,12 +11,17 @@ const READ_BYTES_MAX: u64 = 1 << 30;
 
 /// Are the tiles in `folder` those whose index has this digest, and are they whole?
 pub fn verify(folder: &Path, index_digest: &str) -> Result<(), TilesProblem> {
-    let checkpoint = Checkpoint::open(folder, Some(index_digest)).map_err(problem)?;
+    look_through(folder, index_digest).map_err(problem)
+}
+
+/// The same, with what exactly is in the way.
+pub fn look_through(folder: &Path, index_digest: &str) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(folder, Some(index_digest))?;
     let bytes: u64 = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.and_then(|entry| entry.metadata()).map(|meta| meta.len())).sum())
-        .map_err(|error| TilesProblem::Unreadable(format!("{}: {error}", folder.display())))?;
+        .map_err(|source| Error::Io { action: "list", path: folder.to_owned(), source })?;
     if bytes <= READ_BYTES_MAX {
-        checkpoint.verify().map_err(problem)?;
+        checkpoint.verify()?;
     }
     Ok(())
 }

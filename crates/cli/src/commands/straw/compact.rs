@@ -48,7 +48,7 @@ fn stays(owner: &str) -> bool {
     straw::Archive::is_owner(owner)
 }
 
-/// The packs as whoever only looks may see them: without asking for a lock.
+/// The packs as whoever only looks may see them, without asking for a lock: as they are once the run has stopped.
 fn sealed(pool: &Path) -> Result<Vec<PackInfo>> {
     let found = look(pool)?;
     let info = |pack: straw::PackReport| PackInfo {
@@ -56,7 +56,7 @@ fn sealed(pool: &Path) -> Result<Vec<PackInfo>> {
         owner: pack.owner,
         bytes: pack.bytes,
         sealed: pack.sealed,
-        abandoned: false,
+        abandoned: !pack.sealed,
     };
     Ok(found.packs.into_iter().map(info).collect())
 }
@@ -67,6 +67,13 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
     // What is there is understood before anyone is fenced.
     queue_of(journal)?;
     let store = Store::open(RealFs::new(), packs_of(pool))?;
+    if let Some(pack) = store.packs()?.into_iter().find(|pack| !pack.sealed && !pack.abandoned) {
+        bail!(
+            "{} is writing to pack {}: the run lives, and its conductor would be ended\n  fix: stop the run, or suspend it, and try again",
+            pack.owner,
+            pack.name
+        )
+    }
     let member = store.register(straw::pool::MAIN)?;
     let (journal, found) = Journal::claim(RealFs::new(), journal, "thresh-straw-compact").with_context(name)?;
     let mut owned = journaled(found.snapshot.as_deref(), &found.txns).with_context(name)?;
@@ -81,8 +88,10 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
         }
     }
     writer.seal();
-    // Nobody holds a lease: the claim voided them all.
-    let empty: Vec<String> = plan.iter().map(|s| s.pack.clone()).filter(|pack| !owned.queue.is_live(pack)).collect();
+    // Nobody holds a lease: the claim voided them all. What nothing needed before goes, too.
+    let done = store.packs()?.into_iter().filter(|pack| pack.sealed || pack.abandoned).map(|pack| pack.name);
+    let empty: Vec<String> =
+        done.filter(|pack| !owned.queue.is_live(pack) && !owned.queue.retired().contains(pack)).collect();
     if !empty.is_empty() {
         let op: Op = owned.queue.retire(&empty)?;
         journal.append(&[owned.record(&op)?]).with_context(name)?;
@@ -103,6 +112,9 @@ fn human(plan: &[Sparse], done: bool, freed: u64) -> Vec<String> {
         .collect();
     let gain: u64 = plan.iter().map(|s| s.bytes.saturating_sub(s.live_bytes)).sum();
     lines.push(match (plan.is_empty(), done) {
+        (true, true) if freed > 0 => {
+            format!("no pack is mostly dead; files of {} that nothing needs were removed", size(freed))
+        }
         (true, _) => "no pack is mostly dead".to_owned(),
         (false, true) if freed == 0 => {
             "done; the files go once the other queues of the pool have given them up, too".to_owned()

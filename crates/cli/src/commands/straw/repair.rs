@@ -76,7 +76,9 @@ fn human(plan: &[Action], done: bool, damage: &[String]) -> Vec<String> {
         .collect();
     lines.extend(damage.iter().map(|one| format!("cannot be mended: {one}")));
     lines.push(match (plan.is_empty(), done, damage.is_empty()) {
-        (true, _, true) => "nothing to mend".to_owned(),
+        (true, _, true) => {
+            "nothing that can be mended; `thresh straw verify` looks at every byte that is needed".to_owned()
+        }
         (false, true, true) => "done".to_owned(),
         (false, false, true) => {
             "nothing was changed\n  fix: say --yes to do it; it is safe while the run lives".to_owned()
