@@ -6,7 +6,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 NODES ?= 1
 
 .PHONY: quickstart build kubectl test test-oracle fmt lint crds charts test-charts chaos bench bench-straw bench-core \
-  bench-rollout bench-operator e2e e2e-kueue quickstart-cluster cluster cluster-down images
+  bench-rollout bench-operator e2e e2e-kueue quickstart-cluster cluster cluster-down images fuzz
 
 build:
 	$(CARGO) build --release
@@ -25,6 +25,10 @@ test:
 # Compares us with PyTorch and transformers, which it installs (5.7 GB) into target/oracle.
 test-oracle:
 	./scripts/oracle.sh
+
+# Fuzzes the decoders of straw, FUZZ_SECONDS (60) each. Needs a nightly compiler and cargo-fuzz, and says so.
+fuzz:
+	./scripts/fuzz.sh
 
 fmt:
 	$(CARGO) fmt --all

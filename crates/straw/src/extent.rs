@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::{self, Salt, align};
+use crate::frame::{self, Bad, Frame, Salt, align};
 use crate::head::{self, Head};
 use crate::limits::{HEADER_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_EXTENT_MAX, SUBMISSION_BYTES_MAX, at_most};
 use crate::record::Record;
@@ -19,7 +19,7 @@ pub(crate) const MAGIC: [u8; 4] = *b"SEXT";
 static ZEROS: [u8; 64] = [0; 64];
 
 /// The header of an extent. Offsets are relative to the extent's start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) submission: String,
     /// Every extent that begins below this offset of the pack was settled when this one was written. Bytes, so that the
@@ -38,6 +38,16 @@ struct Slot {
 }
 
 impl Header {
+    /// Decodes the header at the beginning of `bytes`. Its table must be one that a writer could have written: whoever goes on
+    /// from it adds lengths up.
+    pub(crate) fn decode(salt: &Salt<'_>, bytes: &[u8]) -> std::result::Result<Frame<Header>, Bad> {
+        let frame = frame::decode::<Header>(MAGIC, salt, bytes)?;
+        let Header { body_len, records, .. } = &frame.body;
+        let few = records.len() <= RECORDS_PER_EXTENT_MAX && records.iter().all(|slot| slot.len <= RECORD_BYTES_MAX);
+        let adds_up = few && records.iter().map(|slot| align(slot.len)).sum::<u64>() == *body_len;
+        if adds_up { Ok(frame) } else { Err(Bad::Schema) }
+    }
+
     /// Length of the extent whose header takes `header_len` bytes.
     pub(crate) fn extent_len(&self, header_len: u64) -> u64 {
         align(header_len).saturating_add(self.body_len)

@@ -11,9 +11,12 @@ pub(crate) const PREFIX: usize = 12;
 /// Records, tensors and extents begin at multiples of this, so that tensor bytes are aligned for any element.
 pub(crate) const ALIGN: u64 = 64;
 
-/// The next multiple of [`ALIGN`].
+/// The next multiple of [`ALIGN`]; the largest number where there is none, so that lengths which were read do not add up.
 pub(crate) const fn align(n: u64) -> u64 {
-    n.next_multiple_of(ALIGN)
+    match n.checked_next_multiple_of(ALIGN) {
+        Some(aligned) => aligned,
+        None => u64::MAX,
+    }
 }
 
 /// Why bytes are not the frame that was looked for.
@@ -54,7 +57,7 @@ impl Salt<'_> {
     pub(crate) const NONE: Salt<'static> = Salt { file: "", offset: 0 };
 }
 
-fn checksum(salt: &Salt<'_>, frame: &[u8]) -> u32 {
+pub(crate) fn checksum(salt: &Salt<'_>, frame: &[u8]) -> u32 {
     let (prefix, body) = frame.split_at(PREFIX.min(frame.len()));
     let mut crc = crc32c::crc32c(salt.file.as_bytes());
     crc = crc32c::crc32c_append(crc, &salt.offset.to_le_bytes());

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 use crate::frame::{self, Bad, Salt, align};
+use crate::limits::RECORD_BYTES_MAX;
 use crate::record::{NamedTensor, Record, no_tensor};
 use crate::tensor::{Tensor, bytes_of};
 use crate::{Error, Ref, Result};
@@ -72,7 +73,8 @@ impl Head {
         }
         let head = frame.body;
         let whole = head.parts(reference.head).last().map(|p| p.range.end);
-        if head.block == 0 || whole != Some(reference.len) || !head.crc_counts_fit() {
+        let blocks = (1..=RECORD_BYTES_MAX).contains(&head.block);
+        if !blocks || whole != Some(reference.len) || !head.crc_counts_fit() {
             return Err(Bad::Schema);
         }
         Ok(head)
@@ -167,4 +169,32 @@ impl Part<'_> {
 pub(crate) fn usize_range(range: &Range<u64>) -> Range<usize> {
     let clip = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     clip(range.start)..clip(range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The body of a head, as anyone could write it.
+    type Body = (u64, Vec<(String, DType, Vec<u64>, Vec<u32>)>, u64, u32);
+
+    fn decoded(body: &Body, len: u64) -> Result<Head, Bad> {
+        let (bytes, crc) = frame::encode(MAGIC, &Salt::NONE, body);
+        let r = Ref { pack: "w-0".into(), offset: 0, len, head: bytes.len() as u32, crc };
+        Head::decode(&r, &bytes)
+    }
+
+    #[test]
+    fn a_head_that_no_writer_writes_is_not_believed() {
+        let empty = |block| (block, vec![("t".into(), DType::U8, vec![0], vec![])], 0, 0);
+        assert!(decoded(&empty(BLOCK_BYTES), 64).is_ok());
+        for block in [0, u64::MAX, RECORD_BYTES_MAX + 1] {
+            assert_eq!(decoded(&empty(block), 64).err(), Some(Bad::Schema), "blocks of {block} bytes");
+        }
+        // Lengths that add up to more than there are numbers.
+        let huge = |name: &str| (name.to_owned(), DType::U8, vec![u64::MAX - 63], Vec::new());
+        for len in [0, 64, 128, u64::MAX] {
+            assert_eq!(decoded(&(BLOCK_BYTES, vec![huge("a"), huge("b")], 10, 0), len).err(), Some(Bad::Schema));
+        }
+    }
 }

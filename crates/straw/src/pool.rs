@@ -284,7 +284,7 @@ fn latest_era(entries: &[Entry]) -> u32 {
 }
 
 /// The packs in a `gone` file; none when it is torn, or not visible yet.
-fn gone(dir: &dyn Dir, file: &str) -> Result<BTreeSet<String>> {
+pub(crate) fn gone(dir: &dyn Dir, file: &str) -> Result<BTreeSet<String>> {
     let io = |e| Error::io("read", file, e);
     let open = match dir.open(file) {
         Ok(open) => open,

@@ -18,6 +18,10 @@ use crate::mount_probe;
 /// Most slices one `pwritev` takes (`IOV_MAX` on Linux).
 const IOV_MAX: usize = 1024;
 
+/// A read reserves so much, bytes, on the word of whoever asks for it; more only for what is there. A length that was read from
+/// somewhere could ask for more memory than the machine has, and that ends the process.
+const SURE_BYTES: usize = 1 << 20;
+
 /// The operating system's file system.
 #[derive(Debug, Default)]
 pub struct RealFs {
@@ -223,8 +227,12 @@ impl File for RealFile {
     }
 
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        let mut out = Vec::with_capacity(len);
+        let there = if len > SURE_BYTES { self.len()?.saturating_sub(offset) } else { len as u64 };
+        let mut out = Vec::with_capacity(usize::try_from(there).unwrap_or(usize::MAX).min(len));
         while out.len() < len {
+            if out.len() == out.capacity() {
+                out.reserve_exact(SURE_BYTES.min(len - out.len())); // it has grown, or this sees its end
+            }
             let at = offset + out.len() as u64;
             let n = match rustix::io::pread(&self.fd, rustix::buffer::spare_capacity(&mut out), at) {
                 Ok(n) => n,

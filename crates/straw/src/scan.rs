@@ -102,7 +102,7 @@ fn scan_sealed(
             Err(what) => out.errors.push((slot.offset, what)),
         }
     }
-    out.gap_bytes = (range.end - range.start).saturating_sub(used(range.start, &out.extents));
+    out.gap_bytes = range.end.saturating_sub(range.start).saturating_sub(used(range.start, &out.extents));
     Ok(out)
 }
 
@@ -136,7 +136,8 @@ fn walk(name: &str, file: &dyn File, start: u64, end: u64) -> Result<Scan> {
             Err(_) => at += ALIGN,
         }
     }
-    out.gap_bytes = (end - start).saturating_sub(used(start, &out.extents));
+    // A header that was torn in the zeros behind it is whole, and its file ends before `start`.
+    out.gap_bytes = end.saturating_sub(start).saturating_sub(used(start, &out.extents));
     Ok(out)
 }
 
@@ -158,7 +159,7 @@ fn extent_at(name: &str, file: &dyn File, offset: u64, deep: bool) -> Result<std
         bytes = file.read_at(offset, len).map_err(io)?;
     }
     let salt = Salt { file: name, offset };
-    let header = match frame::decode::<Header>(extent::MAGIC, &salt, &bytes) {
+    let header = match Header::decode(&salt, &bytes) {
         Ok(frame) => frame.body,
         Err(bad) => return Ok(Err(format!("extent header: {}", bad.text()))),
     };

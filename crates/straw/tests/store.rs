@@ -393,3 +393,15 @@ mod abandoned {
         }
     }
 }
+
+#[test]
+fn a_pack_that_was_torn_in_the_zeros_behind_its_header_has_no_gap() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = store(dir.path()).writer("w").unwrap();
+    writer.publish("s", &[record(1, 1, 1)]).unwrap();
+    let path = dir.path().join(format!("{}.pack", writer.pack().unwrap()));
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(40).unwrap();
+    let found = straw::inspect(&*RealFs::new(), dir.path()).unwrap();
+    assert_eq!((found.packs[0].bytes, found.packs[0].extents, found.packs[0].gap_bytes), (40, 0, 0));
+    assert_eq!(found.errors, []);
+}

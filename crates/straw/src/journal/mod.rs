@@ -22,6 +22,8 @@
 
 mod claim;
 mod frames;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod names;
 mod recovery;
 mod segment;

@@ -94,7 +94,8 @@ pub(crate) fn read_header(name: &str, file: &dyn File) -> Result<Option<Header>>
     let io = |e| Error::io("read", name, e);
     let bytes = file.read_at(0, FRAMES_AT as usize).map_err(io)?;
     match frame::decode::<Header>(MAGIC, &Salt { file: name, offset: 0 }, &bytes) {
-        Ok(frame) if frame.body.format == FORMAT => Ok(Some(frame.body)),
+        Ok(frame) if frame.body.format == FORMAT && frame.body.first > 0 => Ok(Some(frame.body)),
+        Ok(frame) if frame.body.format == FORMAT => Err(Error::corrupt(name, 0, "transactions are numbered from 1")),
         Ok(frame) => Err(Error::corrupt(name, 0, format!("format {} is not {FORMAT}", frame.body.format))),
         Err(_) if file.len().map_err(io)? <= FRAMES_AT => Ok(None),
         Err(bad) => Err(Error::corrupt(name, 0, format!("segment header: {}", bad.text()))),
