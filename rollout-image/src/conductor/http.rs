@@ -63,7 +63,7 @@ pub fn routes(inbox: Inbox, setup: Arc<Setup>) -> Router {
             "/v1/checkpoint",
             post(|State(front): State<Front>, request| async move { front.asked(request, Event::Checkpoint).await }),
         )
-        .route("/v1/progress", get(|State(front): State<Front>| async move { front.ask(Event::Progress).await }))
+        .route("/v1/progress", get(|State(front): State<Front>| async move { front.progress().await }))
         .with_state(Front { inbox, setup })
 }
 
@@ -99,6 +99,13 @@ impl Front {
         match serde_json::from_slice(&body) {
             Ok(body) => self.ask(|id| event(id, body)).await,
             Err(error) => self.refuse(RefusalKind::Invalid, format!("the body is not of the protocol: {error}")),
+        }
+    }
+
+    async fn progress(&self) -> Response {
+        match self.inbox.shown() {
+            Some(progress) => Json(progress).into_response(),
+            None => self.ask(Event::Progress).await,
         }
     }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use conductor::{Event, Reply, ReplyId};
+use control::wire::Progress;
 use tokio::sync::oneshot;
 
 /// What the brain's thread receives.
@@ -30,13 +31,21 @@ struct Inner {
     waiting: Mutex<HashMap<ReplyId, oneshot::Sender<Reply>>>,
     /// Epoch of the reign at hand, 0 between two.
     epoch: AtomicU64,
+    /// What is said between two reigns of how the run stands.
+    between: Mutex<Option<Progress>>,
 }
 
 impl Inbox {
     /// An inbox and its other end.
     pub fn new() -> (Self, mpsc::Receiver<Input>) {
         let (sender, receiver) = mpsc::channel();
-        let inner = Inner { sender, next: AtomicU64::new(1), waiting: Mutex::default(), epoch: AtomicU64::new(0) };
+        let inner = Inner {
+            sender,
+            next: AtomicU64::new(1),
+            waiting: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            between: Mutex::default(),
+        };
         (Self(Arc::new(inner)), receiver)
     }
 
@@ -77,6 +86,16 @@ impl Inbox {
     /// Takes note of the reign at hand.
     pub fn set_epoch(&self, epoch: u64) {
         self.0.epoch.store(epoch, Ordering::Release);
+    }
+
+    /// What is said of how the run stands while nobody reigns.
+    pub fn show(&self, progress: Option<Progress>) {
+        *self.0.between.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    }
+
+    /// See [`Inbox::show`].
+    pub fn shown(&self) -> Option<Progress> {
+        self.0.between.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Epoch of the reign at hand, 0 between two.

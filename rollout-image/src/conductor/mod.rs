@@ -115,6 +115,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         snapshot_bytes: options.snapshot_bytes,
         reigned: false,
         mount_told: false,
+        shown: None,
     };
     // The brain has a thread of its own: it waits for the disk.
     let (send, ended) = tokio::sync::oneshot::channel();

@@ -56,6 +56,8 @@ pub struct Throne {
     pub reigned: bool,
     /// What is to be said of the volume's mount was said.
     pub mount_told: bool,
+    /// The last progress that was given out: shown while the volume is full or away, since what is newer is not durable.
+    pub shown: Option<Progress>,
 }
 
 /// How a reign ended.
@@ -79,6 +81,7 @@ impl Throne {
                 Err(error) if is_of_the_volume(&error) => {
                     tracing::warn!("waiting for the volume: {error:#}");
                     self.health.not_ready(format!("waiting for the volume: {error:#}"));
+                    self.show_waiting(format!("{error:#}"));
                     std::thread::sleep(STORAGE_PAUSE);
                     continue;
                 }
@@ -89,10 +92,22 @@ impl Throne {
                 Ended::JournalLost(error) => {
                     tracing::error!(%error, "the journal failed; claiming it anew");
                     self.health.not_ready(format!("the journal failed: {error}"));
+                    self.show_waiting(error.to_string());
                     std::thread::sleep(STORAGE_PAUSE);
                 }
             }
         }
+    }
+
+    /// Between two reigns whoever asks is told how the run stood, and what it waits for: a conductor that says nothing is taken for
+    /// one that is gone.
+    fn show_waiting(&self, what: String) {
+        let waiting = self.shown.clone().map(|mut progress| {
+            let wait = Wait { what, owner: "storage".to_owned(), since_ms: now_ms(), until_ms: None };
+            progress.waits.insert(0, wait);
+            progress
+        });
+        self.inbox.show(waiting);
     }
 
     /// Refuses a mount that can lose what was acknowledged. A folder that cannot be looked at is met again by the claim.
@@ -208,8 +223,6 @@ struct Reign<'a> {
     faults: Faults,
     /// Received while the volume was full.
     backlog: VecDeque<Event>,
-    /// The last progress that was given out: shown while the volume is full, since what is newer is not durable.
-    shown: Option<Progress>,
     /// When this epoch was last seen to be the highest.
     confirmed: Instant,
     /// The last question could not be asked.
@@ -262,7 +275,6 @@ impl<'a> Reign<'a> {
             steps,
             faults,
             backlog: VecDeque::new(),
-            shown: None,
             confirmed: Instant::now(),
             unsure: false,
             volume_seen: Instant::now(),
@@ -275,6 +287,7 @@ impl<'a> Reign<'a> {
             Some(Ended::JournalLost(error)) => bail!("the journal failed at its first record: {error}"),
         }
         reign.throne.inbox.set_epoch(epoch);
+        reign.throne.inbox.show(None);
         reign.throne.health.ready();
         Ok(reign)
     }
@@ -365,7 +378,7 @@ impl<'a> Reign<'a> {
         }
         for command in commands {
             if let Command::Reply(_, Reply::Progress(progress)) = &command {
-                self.shown = Some((**progress).clone());
+                self.throne.shown = Some((**progress).clone());
             }
             self.performer.perform(command);
         }
@@ -406,7 +419,7 @@ impl<'a> Reign<'a> {
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             match self.throne.events.recv_timeout(left) {
                 Ok(Input::Event(Event::Progress(reply))) => {
-                    let answer = match &self.shown {
+                    let answer = match &self.throne.shown {
                         Some(progress) => {
                             let mut progress = progress.clone();
                             let wait =
