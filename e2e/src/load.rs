@@ -103,6 +103,11 @@ impl Load {
         Ok(Self { stop, counts, clients: set })
     }
 
+    /// Answers so far.
+    pub fn answered(&self) -> u64 {
+        self.counts.answered.load(Ordering::Relaxed)
+    }
+
     /// Ends it and counts.
     pub async fn stop(mut self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, hf};
-use conductor::{Record, State, check};
+use conductor::{State, check};
 use straw::{Damage, Inspection, RealFs, Store};
 
 /// How often a folder whose owner lives is looked at anew because it moved on meanwhile.
@@ -101,14 +101,9 @@ fn journal_in(folder: &Path) -> Option<PathBuf> {
 fn read(journal: &Path) -> Result<(check::Report, State)> {
     let (snapshot, txns) = straw::journal::read(&*RealFs::new(), journal)?;
     let not_ours = || format!("{}: a record cannot be understood", journal.display());
-    let rules = check::journal(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice)).with_context(not_ours)?;
-    let mut state = match &snapshot {
-        Some(bytes) => conductor::Snapshot::decode(bytes).with_context(not_ours)?.state,
-        None => State::default(),
-    };
-    for bytes in txns.iter().flatten() {
-        state.apply(&Record::decode(bytes).with_context(not_ours)?).with_context(not_ours)?;
-    }
+    let records = || txns.iter().flatten().map(Vec::as_slice);
+    let rules = check::journal(snapshot.as_deref(), records()).with_context(not_ours)?;
+    let state = conductor::replay(snapshot.as_deref(), records()).with_context(not_ours)?;
     Ok((rules, state))
 }
 

@@ -37,6 +37,7 @@ mod order;
 mod position;
 mod progress;
 mod record;
+mod replay;
 pub mod resumed;
 mod source;
 mod state;
@@ -55,6 +56,7 @@ pub use mix::sample_seed;
 pub use order::{OrderKind, epoch_of, tiles_folder};
 pub use position::Position;
 pub use record::{DropReason, EvalFor, Record};
+pub use replay::replay;
 pub use resumed::Resumed;
 pub use source::{Cursor, Drawn, Source, order};
 pub use state::{

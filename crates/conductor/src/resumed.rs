@@ -43,12 +43,11 @@ pub struct Found {
 /// Trainer epochs begin with 1: this one is nobody's, so that a copy can be told from what a trainer of this run wrote.
 pub const COPIED_EPOCH: u64 = 0;
 
-/// Looks for what `config` asks for in `other`, the state of the run it names.
+/// Looks for the commit `from` in `other`, the state of the run it names, for a run that is to be as `config` says.
 ///
 /// # Errors
 /// Says which field cannot be met, and what there is instead. Nothing but another manifest helps.
-pub fn find(other: &State, config: &RunConfig) -> Result<Option<Found>, String> {
-    let Some(from) = &config.frozen.resume_from else { return Ok(None) };
+pub fn find(other: &State, from: &Wanted, config: &RunConfig) -> Result<Found, String> {
     let run = &from.run;
     if config.frozen.warm.is_some() {
         return Err("spec.resumeFrom: there is a warmStart too, but a commit to begin with is past it".to_owned());
@@ -76,7 +75,7 @@ pub fn find(other: &State, config: &RunConfig) -> Result<Option<Found>, String> 
         if same_source(theirs, ours) { (commit.cursor, commit.unlearnt.clone()) } else { Default::default() };
     let folder = tiles_folder(Position::of(&commit.commit), COPIED_EPOCH);
     let resumed = Resumed { run: run.clone(), commit: CommitRef { folder, ..commit.commit.clone() }, cursor, groups };
-    Ok(Some(Found { folder: commit.commit.folder.clone(), resumed }))
+    Ok(Found { folder: commit.commit.folder.clone(), resumed })
 }
 
 fn pick<'a>(other: &'a State, run: &str, step: Option<u64>) -> Result<&'a Commit, String> {

@@ -127,7 +127,10 @@ fn what_cannot_be_begun_with_fails_the_run_at_once_and_says_what_there_is() {
     for (other, config, says) in cases {
         let mut world = World::new(41, config, Faults::default());
         if other.conductor.is_none() {
-            let reason = conductor::resumed::find(&State::default(), &world.config).unwrap_err();
+            let reason = {
+                let from = world.config.frozen.resume_from.as_ref().unwrap();
+                conductor::resumed::find(&State::default(), from, &world.config).unwrap_err()
+            };
             assert!(reason.contains(says), "{reason}");
             continue;
         }

@@ -1,6 +1,6 @@
 //! What many callers wait for together: one outcome, and a wake-up for exactly those whom it concerns.
 
-use std::sync::{Condvar, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A group of callers with one outcome. The lock they wait under is that of what they share.
 #[derive(Debug)]
@@ -41,4 +41,22 @@ impl<T> Group<T> {
     pub(crate) fn wait<'a, S>(&self, state: MutexGuard<'a, S>) -> MutexGuard<'a, S> {
         self.done.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Lets those who are about to join a group do so: `joined` many are in it by now, and the last one had `before`. Whom its sync
+/// woke come back about now, and one turn for them costs less than a sync that leaves them out.
+pub(crate) fn let_join<'a, S>(
+    lock: &'a Mutex<S>,
+    mut state: MutexGuard<'a, S>,
+    before: u64,
+    joined: impl Fn(&S) -> u64,
+) -> MutexGuard<'a, S> {
+    let mut seen = 0;
+    while seen < joined(&state) && joined(&state) < before {
+        seen = joined(&state);
+        drop(state);
+        std::thread::yield_now();
+        state = lock.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+    state
 }

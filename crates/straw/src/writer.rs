@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::durability::Durability;
 use crate::extent::Encoded;
 use crate::fs::File;
-use crate::group::Group;
+use crate::group::{Group, let_join};
 use crate::limits::RECEIPTS_MAX;
 use crate::pack::{self, Footer, file_name};
 use crate::record::Record;
@@ -290,14 +290,8 @@ impl OpenPack {
 
     fn sync<'a>(&'a self, mut tail: MutexGuard<'a, Tail>) {
         tail.syncing = true;
-        // Those whom the last sync woke come back about now. One turn for them costs less than a sync that leaves them out.
-        let mut come = 0;
-        while come < tail.written_count && tail.written_count < tail.covered_count {
-            come = tail.written_count;
-            drop(tail);
-            std::thread::yield_now();
-            tail = self.tail();
-        }
+        let before = tail.covered_count;
+        tail = let_join(&self.tail, tail, before, |tail| tail.written_count);
         let covers = std::mem::take(&mut tail.written);
         let gathered = std::mem::take(&mut tail.gathered);
         tail.covered_count = std::mem::take(&mut tail.written_count);

@@ -7,7 +7,10 @@
 use std::{fs, io, path::Path};
 
 use anyhow::Context;
-use conductor::{Record, Resumed, Snapshot, State, resumed};
+use conductor::{
+    Resumed, State,
+    resumed::{self, Wanted},
+};
 use control::{health::Health, run_dir::RunDir};
 use straw::RealFs;
 
@@ -30,18 +33,8 @@ const RUNS_NAMED: usize = 10;
 /// What the journal in `folder` adds up to; the inner error says why it cannot be read, which no waiting mends.
 pub fn read_state(folder: &Path) -> straw::Result<Result<State, String>> {
     let (snapshot, txns) = straw::journal::read(&*RealFs::new(), folder)?;
-    Ok(add_up(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice)).map_err(|error| error.to_string()))
-}
-
-fn add_up<'a>(snapshot: Option<&[u8]>, records: impl Iterator<Item = &'a [u8]>) -> Result<State, conductor::Error> {
-    let mut state = match snapshot {
-        Some(bytes) => Snapshot::decode(bytes)?.state,
-        None => State::default(),
-    };
-    for bytes in records {
-        state.apply(&Record::decode(bytes)?)?;
-    }
-    Ok(state)
+    let state = conductor::replay(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice));
+    Ok(state.map_err(|error| error.to_string()))
 }
 
 /// Fetches what the manifest asks for; nothing when it asks for nothing. The inner error is for the user.
@@ -68,13 +61,11 @@ pub fn fetch(
         ))));
     }
     for _ in 0..LOOKS_MAX {
-        let began = look(setup, epoch, health, faults, &other)?;
-        match began {
+        match look(setup, from, epoch, health, faults, &other)? {
             // A living run keeps its newest commits only, and has newer ones by now.
-            Some(Err(Refused::Gone(_))) if from.step.is_none() => {}
-            Some(Err(Refused::Gone(reason) | Refused::For(reason))) => return Ok(Some(Err(reason))),
-            Some(Ok(resumed)) => return Ok(Some(Ok(resumed))),
-            None => return Ok(None),
+            Err(Refused::Gone(_)) if from.step.is_none() => {}
+            Err(Refused::Gone(reason) | Refused::For(reason)) => return Ok(Some(Err(reason))),
+            Ok(resumed) => return Ok(Some(Ok(resumed))),
         }
     }
     Ok(Some(Err(format!(
@@ -94,26 +85,26 @@ enum Refused {
 
 fn look(
     setup: &Setup,
+    from: &Wanted,
     epoch: u64,
     health: &Health,
     faults: &mut Faults,
     other: &RunDir,
-) -> anyhow::Result<Option<Result<Resumed, Refused>>> {
-    let run = other.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+) -> anyhow::Result<Result<Resumed, Refused>> {
+    let run = &from.run;
     let read = read_state(&other.journal()).with_context(|| format!("reading the journal of run {run}"));
     let found = match read {
-        Ok(state) => state.and_then(|state| resumed::find(&state, &setup.config)),
+        Ok(state) => state.and_then(|state| resumed::find(&state, from, &setup.config)),
         Err(error) if super::reign::is_of_the_volume(&error) => return Err(error),
         Err(error) => Err(format!("{error:#}")),
     };
     let found = match found {
-        Ok(Some(found)) => found,
-        Ok(None) => return Ok(None),
-        Err(reason) => return Ok(Some(Err(Refused::For(reason)))),
+        Ok(found) => found,
+        Err(reason) => return Ok(Err(Refused::For(reason))),
     };
     health.not_ready(format!("copying the commit of run {run} at step {}", found.resumed.commit.step));
     let copy = Copy { epoch, faults };
-    copy.all(other, &setup.run_dir, &found).map(Some)
+    copy.all(other, &setup.run_dir, &found)
 }
 
 /// The other runs of the volume, for people.

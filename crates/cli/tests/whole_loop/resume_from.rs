@@ -71,6 +71,27 @@ fn it_learns_what_the_other_run_went_on_to_learn_wherever_its_beginning_is_cut_o
     }
 }
 
+#[test]
+fn a_commit_that_lacks_a_file_fails_the_run_at_once_and_is_not_waited_for() {
+    let mut first = LocalRun::start(&manifest(), &[], &[]);
+    assert_eq!(first.wait(), 0, "{}", first.report());
+    let tiles = first.run_dir().unwrap().join("tiles");
+    // The first that is kept: behind the last one nothing is left to learn.
+    let commit = fs::read_dir(tiles).unwrap().flatten().map(|entry| entry.path()).min().unwrap();
+    // step-000004-e1
+    let step: u64 = commit.file_name().unwrap().to_str().unwrap().split('-').nth(1).unwrap().parse().unwrap();
+    let mut files = fs::read_dir(&commit).unwrap().flatten().map(|entry| entry.path());
+    fs::remove_file(files.find(|file| file.extension().is_some_and(|kind| kind == "safetensors")).unwrap()).unwrap();
+    let mut second = LocalRun::start_beside(&first, &resuming(&first.uid(), step), &[]);
+    assert_eq!(second.wait(), 1, "{}", second.report());
+    let all = second.output() + &second.errors();
+    assert!(
+        all.contains(&format!("the commit of run {} at step {step} is damaged", first.uid())),
+        "{}",
+        second.report()
+    );
+}
+
 fn has_log(run: &LocalRun, text: &str) -> bool {
     let logs = fs::read_dir(run.state().join("logs")).into_iter().flatten().flatten();
     logs.into_iter().any(|log| fs::read_to_string(log.path()).is_ok_and(|log| log.contains(text)))

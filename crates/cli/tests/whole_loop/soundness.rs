@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use conductor::{Record, State};
+use conductor::State;
 use rustix::process::Signal;
 use straw::RealFs;
 
@@ -23,12 +23,8 @@ fn flip(path: &Path, offset: u64) {
 }
 
 fn state_of(run_dir: &Path) -> State {
-    let (_, txns) = straw::journal::read(&*RealFs::new(), run_dir.join("journal")).unwrap();
-    let mut state = State::default();
-    for bytes in txns.iter().flatten() {
-        state.apply(&Record::decode(bytes).unwrap()).unwrap();
-    }
-    state
+    let (snapshot, txns) = straw::journal::read(&*RealFs::new(), run_dir.join("journal")).unwrap();
+    conductor::replay(snapshot.as_deref(), txns.iter().flatten().map(Vec::as_slice)).unwrap()
 }
 
 fn weights_in(folder: &Path) -> std::path::PathBuf {

@@ -282,13 +282,14 @@ impl World {
 
     /// Will begin as its configuration asks, with a commit of `other`.
     pub fn resume(&mut self, other: &World) {
-        let found = conductor::resumed::find(other.state(), &self.config);
-        if let Ok(Some(found)) = &found {
+        let from = self.config.frozen.resume_from.as_ref().expect("the configuration asks for it");
+        let found = conductor::resumed::find(other.state(), from, &self.config);
+        if let Ok(found) = &found {
             let folder = found.resumed.commit.folder.clone();
             self.contents.insert(folder.clone(), other.contents[&found.folder].clone());
             self.folders.insert(folder);
         }
-        self.resumed = found.map(|found| found.map(|found| found.resumed)).transpose();
+        self.resumed = Some(found.map(|found| found.resumed));
     }
 
     /// Step that the run began with.

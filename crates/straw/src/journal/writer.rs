@@ -10,7 +10,7 @@ use super::segment::{FRAMES_AT, Seal, Segment, push_zeros};
 use super::snapshot::write_snapshot;
 use super::{Lsn, Options, recovery};
 use crate::fs::Dir;
-use crate::group::Group;
+use crate::group::{Group, let_join};
 use crate::limits::{RECORDS_PER_TXN_MAX, TXN_BYTES_MAX, at_most};
 use crate::{Error, Result};
 
@@ -231,14 +231,8 @@ impl Journal {
     fn commit<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         assert!(!state.busy, "one group is written at a time");
         state.busy = true;
-        // Those whom the last sync woke come back about now. One turn for them costs less than a sync that leaves them out.
-        let mut come = 0;
-        while come < state.count && state.count < state.group_count {
-            come = state.count;
-            drop(state);
-            std::thread::yield_now();
-            state = self.state();
-        }
+        let before = state.group_count;
+        state = let_join(&self.state, state, before, |state| state.count);
         state.group_count = state.count;
         let group = std::mem::take(&mut state.waiting);
         let spare = std::mem::take(&mut state.spare);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use conductor::{Record, State};
+use conductor::Record;
 use straw::queue::Op;
 use straw::{Queue, RealFs};
 
@@ -38,8 +38,8 @@ pub fn queue_of(journal: &Path) -> Result<Queue> {
 /// The queue that a snapshot and the transactions behind it describe.
 pub fn journaled(snapshot: Option<&[u8]>, txns: &[straw::Txn]) -> Result<Journaled> {
     let records: Vec<&[u8]> = txns.iter().flatten().map(Vec::as_slice).collect();
-    match of_a_run(snapshot, &records) {
-        Ok(queue) => Ok(Journaled { queue, run: true }),
+    match conductor::replay(snapshot, records.iter().copied()) {
+        Ok(state) => Ok(Journaled { queue: state.queue, run: true }),
         Err(error) => match of_a_queue(snapshot, &records) {
             Some(queue) => Ok(Journaled { queue, run: false }),
             None => bail!(
@@ -48,17 +48,6 @@ pub fn journaled(snapshot: Option<&[u8]>, txns: &[straw::Txn]) -> Result<Journal
             ),
         },
     }
-}
-
-fn of_a_run(snapshot: Option<&[u8]>, records: &[&[u8]]) -> Result<Queue> {
-    let mut state = match snapshot {
-        Some(bytes) => conductor::Snapshot::decode(bytes)?.state,
-        None => State::default(),
-    };
-    for bytes in records {
-        state.apply(&Record::decode(bytes)?)?;
-    }
-    Ok(state.queue)
 }
 
 fn of_a_queue(snapshot: Option<&[u8]>, records: &[&[u8]]) -> Option<Queue> {
