@@ -45,6 +45,17 @@ pub enum Command {
     Why(One),
 }
 
+impl Command {
+    /// The one run that is asked for.
+    pub fn job(&self) -> Option<&str> {
+        match self {
+            Self::Status(status) => status.job.as_deref(),
+            Self::Logs(logs) => Some(&logs.job),
+            Self::Events(one) | Self::Why(one) => Some(&one.job),
+        }
+    }
+}
+
 /// `kubectl thresh status`
 #[derive(Debug, clap::Args)]
 pub struct Status {

@@ -1,5 +1,7 @@
 //! What the API server tells: a run and all that belongs to it.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use api::{RLJob, RolloutPool, ServingCluster};
 use glance::{Facts, Happening, Place};
@@ -12,7 +14,15 @@ use kube::{
 };
 use plan::Settings;
 
-use crate::args::Of;
+use crate::{
+    args::Of,
+    trouble::{no_way, said},
+};
+
+/// For a way to the API server.
+const CONNECT: Duration = Duration::from_secs(10);
+/// For more of its answer.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// A namespace of a cluster.
 pub struct Cluster {
@@ -53,24 +63,27 @@ impl Seen {
 }
 
 impl Cluster {
-    /// The cluster of the kubeconfig.
-    pub async fn connect(of: &Of) -> Result<Self> {
+    /// The cluster of the kubeconfig. Who `follows` a log waits for its next line as long as it takes.
+    pub async fn connect(of: &Of, follows: bool) -> Result<Self> {
         let options = KubeConfigOptions { context: of.context.clone(), ..KubeConfigOptions::default() };
-        let config = match &of.kubeconfig {
-            Some(path) => {
-                let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
-                Config::from_custom_kubeconfig(kubeconfig, &options).await?
-            }
-            None if of.context.is_some() => Config::from_kubeconfig(&options).await?,
-            None => match Config::infer().await {
-                Ok(config) => config,
-                // Its own words list every place that was looked into.
-                Err(_) => bail!(
-                    "no cluster: $KUBECONFIG names no file, and there is no ~/.kube/config\n  fix: set KUBECONFIG, or name a file with \
-                     --kubeconfig; for a run on this machine: thresh status"
-                ),
+        let found = match &of.kubeconfig {
+            Some(path) if !path.exists() => bail!("--kubeconfig {}: no such file", path.display()),
+            Some(path) => match Kubeconfig::read_from(path) {
+                Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await,
+                Err(error) => Err(error),
             },
+            None => Config::from_kubeconfig(&options).await,
         };
+        let mut config = match found {
+            Ok(config) => config,
+            Err(error) => {
+                // A pod has none; it has an account.
+                let pod = (of.kubeconfig.is_none() && of.context.is_none()).then(|| Config::incluster().ok()).flatten();
+                pod.ok_or_else(|| no_way(&error))?
+            }
+        };
+        config.connect_timeout = Some(CONNECT);
+        config.read_timeout = (!follows).then_some(ANSWER);
         let namespace = of.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let images = plan::Images { trainer_cpu: String::new(), rollout: String::new() };
         Ok(Self { client: Client::try_from(config)?, namespace, settings: Settings::cluster(images) })
@@ -98,7 +111,8 @@ impl Cluster {
     pub async fn see(&self, name: &str) -> Result<Seen> {
         let job = self.api::<RLJob>().get_opt(name).await.map_err(said).with_context(|| format!("get RLJob {name}"))?;
         let Some(job) = job else {
-            let there = self.jobs(false).await.unwrap_or_default();
+            // It fails where the kind itself is unknown.
+            let there = self.jobs(false).await?;
             let names: Vec<String> = there.into_iter().filter_map(|job| job.metadata.name).collect();
             let fix = match names.as_slice() {
                 [] => "there is none; name another namespace with -n".to_owned(),
@@ -133,17 +147,5 @@ impl Cluster {
     pub async fn tail(&self, pod: &str, lines: i64) -> Result<String> {
         let params = LogParams { tail_lines: Some(lines), ..LogParams::default() };
         self.pods().logs(pod, &params).await.map_err(said)
-    }
-}
-
-/// The server's own words, with what to do about the most common of them.
-pub fn said(error: kube::Error) -> anyhow::Error {
-    match error {
-        kube::Error::Api(status) if status.code == 403 => anyhow::anyhow!(
-            "{}\n  fix: the role `view` is enough, with the chart's rbac.aggregate; ask who gives roles here",
-            status.message
-        ),
-        kube::Error::Api(status) if !status.message.is_empty() => anyhow::anyhow!("{}", status.message),
-        other => other.into(),
     }
 }

@@ -6,8 +6,9 @@ use glance::{LogsOf, Role, Source};
 use kube::api::LogParams;
 
 use crate::{
-    cluster::{Cluster, said},
+    cluster::Cluster,
     say::{complain, say},
+    trouble::said,
 };
 
 /// Shows what the pods that are meant said; each line with its pod before it.

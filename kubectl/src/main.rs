@@ -6,10 +6,11 @@ mod args;
 mod cluster;
 mod logs;
 mod say;
+mod trouble;
 
 use std::{process::ExitCode, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use glance::{Output, Row};
 use serde_json::json;
@@ -38,7 +39,15 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<()> {
-    let cluster = Cluster::connect(&args.of).await?;
+    if args.of.all_namespaces
+        && let Some(job) = args.command.job()
+    {
+        bail!(
+            "-A {job}: a run is found in one namespace\n  fix: name it with -n; kubectl thresh status -A shows all runs with theirs"
+        );
+    }
+    let follows = matches!(&args.command, Command::Logs(logs) if logs.of.follow);
+    let cluster = Cluster::connect(&args.of, follows).await?;
     match &args.command {
         Command::Status(status) => show_status(&cluster, status, args.of.all_namespaces).await,
         Command::Logs(logs) => logs::logs(&cluster, &logs.job, &logs.of).await,

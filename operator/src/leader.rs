@@ -15,6 +15,8 @@ use k8s_openapi::{
 use kube::{Api, Client, ResourceExt, api::PostParams};
 use tokio::time::{sleep, timeout};
 
+use crate::spell::Spell;
+
 /// After this long without a change a holder is dead.
 pub const DURATION: Duration = Duration::from_secs(15);
 /// After this long without a successful renewal a leader ends.
@@ -45,12 +47,13 @@ impl Candidate {
     /// Waits until the Lease is ours.
     pub async fn acquire(&self) {
         let mut seen = Seen { version: None, since: Instant::now() };
+        let mut spell = Spell::new("ask for the Lease");
         loop {
             match timeout(ANSWER, self.attempt(&mut seen)).await {
-                Ok(Ok(true)) => return,
-                Ok(Ok(false)) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "cannot ask for the Lease"),
-                Err(_) => tracing::warn!("no answer about the Lease"),
+                Ok(Ok(true)) => return spell.over(),
+                Ok(Ok(false)) => spell.over(),
+                Ok(Err(error)) => spell.failed(error),
+                Err(_) => spell.failed("no answer"),
             }
             sleep(RETRY).await;
         }

@@ -28,6 +28,7 @@ mod schema;
 mod secrets;
 mod serving;
 mod slim;
+mod spell;
 mod uninstall;
 mod watches;
 

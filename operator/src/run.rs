@@ -38,6 +38,7 @@ use crate::{
     metrics::Metrics,
     reconcile::{on_error, reconcile, say_only},
     schema,
+    spell::Spell,
     watches::{self, OWNERS, Writers, request_all},
 };
 
@@ -236,6 +237,8 @@ async fn work<K: Kind>(
 /// Keeps an eye on the served CRDs, and on what `/readyz` says.
 async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Health) {
     let mut judged = None;
+    let mut spell = Spell::new("look at the served CustomResourceDefinitions");
+    let mut lacking = None;
     loop {
         // Asked for before the schemas, so that a change between the two is seen the next time.
         let editions = schema::editions(&client).await.ok();
@@ -245,6 +248,8 @@ async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Healt
         }
         match schema::missing(&client).await {
             Ok(None) => {
+                spell.over();
+                lacking = None;
                 for context in &contexts {
                     context.metrics.schema_outdated.set(0);
                     if !context.schema_is_current.swap(true, Ordering::Relaxed) {
@@ -258,7 +263,11 @@ async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Healt
                 judged = editions;
             }
             Ok(Some(missing)) => {
-                tracing::warn!("{missing}; touching nothing until then");
+                spell.over();
+                if lacking.as_ref() != Some(&missing) {
+                    tracing::warn!("{missing}; touching nothing until then");
+                    lacking = Some(missing.clone());
+                }
                 for context in &contexts {
                     context.schema_is_current.store(false, Ordering::Relaxed);
                     context.metrics.schema_outdated.set(1);
@@ -272,7 +281,7 @@ async fn watch_schema(client: Client, contexts: Vec<Arc<Context>>, health: Healt
                 judged = None;
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot look at the served CRDs");
+                spell.failed(error);
                 judged = None;
             }
         }

@@ -25,6 +25,7 @@ use crate::{
     context::{Context, Guarded},
     kind::{Kind, identity},
     slim,
+    spell::Spell,
 };
 
 /// Writers of the stores of our own kinds.
@@ -94,15 +95,24 @@ async fn children<K>(
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     let mut events = pin!(watcher(api, config).default_backoff());
+    let mut spell = Spell::new(format!("watch {}s", K::kind(&())));
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
+                heard(&mut spell, &event);
                 for change in cache(&context).take(slimmed(event, slim)) {
                     tell(&context, &change);
                 }
             }
-            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch was interrupted; it begins again"),
+            Err(error) => spell.failed(error),
         }
+    }
+}
+
+/// [`Event::Init`] comes before anything was asked.
+fn heard<K>(spell: &mut Spell, event: &Event<K>) {
+    if !matches!(event, Event::Init) {
+        spell.over();
     }
 }
 
@@ -157,11 +167,15 @@ pub fn request_all(context: &Context) {
 
 async fn own<K: Kind>(context: Arc<Context>, api: Api<Guarded<K>>, mut writer: Writer<Guarded<K>>) {
     let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut spell = Spell::new(format!("watch {}s", K::NAME));
     while let Some(event) = events.next().await {
         let event = match event {
-            Ok(event) => slimmed(event, slim::no_managers),
+            Ok(event) => {
+                heard(&mut spell, &event);
+                slimmed(event, slim::no_managers)
+            }
             Err(error) => {
-                tracing::warn!(kind = K::NAME, %error, "a watch was interrupted; it begins again");
+                spell.failed(error);
                 continue;
             }
         };

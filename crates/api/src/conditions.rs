@@ -42,6 +42,7 @@ pub fn in_words(reason: &str) -> &str {
     match reason {
         "TrainingFinished" => "done",
         "FailJobRule" => "another attempt would fail as this one did",
+        "ConductorGaveUp" => "the run cannot go on",
         "BackoffLimitExceeded" => "too many failures",
         "DeadlineExceeded" => "its time is over",
         other => other,

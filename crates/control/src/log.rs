@@ -4,6 +4,8 @@
 pub use last_words::words_of;
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// Starts logging. A second call changes nothing.
 pub fn init() {
     init_but(None);
@@ -11,12 +13,8 @@ pub fn init() {
 
 /// The same without what a talkative library says below warnings, unless `RUST_LOG` speaks of it.
 pub fn init_but(library: Option<&str>) {
-    let mut wanted =
-        std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|text| !text.is_empty()).unwrap_or_else(|| "info".into());
-    if let Some(library) = library.filter(|library| !wanted.contains(library)) {
-        wanted = format!("{wanted},{library}=warn");
-    }
-    let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let (filter, trouble) = filter(&asked, library);
     let registry = tracing_subscriber::registry().with(filter);
     let json = std::env::var("THRESH_LOG").is_ok_and(|value| value == "json");
     // Failing means that a subscriber is set already, which is what was asked for.
@@ -25,4 +23,56 @@ pub fn init_but(library: Option<&str>) {
     } else {
         registry.with(fmt::layer().with_ansi(false).with_target(false).with_writer(std::io::stderr)).try_init()
     };
+    if let Some(trouble) = trouble {
+        tracing::warn!("RUST_LOG={asked}: {trouble}");
+    }
+}
+
+/// What is logged, and what is wrong with what was asked for: a process must never be silent for a slip of the pen.
+fn filter(asked: &str, library: Option<&str>) -> (EnvFilter, Option<String>) {
+    let quiet = library.filter(|library| !asked.contains(library)).map(|library| format!(",{library}=warn"));
+    let with = |levels: &str| EnvFilter::try_new(format!("{levels}{}", quiet.as_deref().unwrap_or_default()));
+    let info = || with("info").unwrap_or_else(|_| EnvFilter::new("info"));
+    if asked.is_empty() {
+        return (info(), None);
+    }
+    // A lone word is the name of a module to the filter, which then hides all others.
+    let word = asked.split(',').map(str::trim).find(|one| {
+        !one.contains(['=', '['])
+            && !LEVELS.iter().any(|level| level.eq_ignore_ascii_case(one))
+            && one.parse::<u8>().is_err()
+    });
+    if let Some(word) = word {
+        return (info(), Some(format!("{word:?} is no level ({}), so `info` is used", LEVELS.join(", "))));
+    }
+    match with(asked) {
+        Ok(filter) => (filter, None),
+        Err(error) => (info(), Some(format!("{error}; so `info` is used"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_level_is_told_and_silences_nobody() {
+        for (asked, trouble) in
+            [("loud", "\"loud\" is no level"), ("info,x", "\"x\" is no level"), ("a=loud", "invalid")]
+        {
+            let (filter, said) = filter(asked, Some("noisy"));
+            assert!(said.as_deref().is_some_and(|said| said.contains(trouble)), "{asked}: {said:?}");
+            assert_eq!(filter.to_string(), "noisy=warn,info", "{asked}");
+        }
+        for (asked, used) in [
+            ("", "noisy=warn,info"),
+            ("debug", "noisy=warn,debug"),
+            ("WARN", "noisy=warn,warn"),
+            ("warn,operator=debug", "noisy=warn,operator=debug,warn"),
+            ("noisy=trace", "noisy=trace"),
+        ] {
+            let (filter, said) = filter(asked, Some("noisy"));
+            assert_eq!((filter.to_string().as_str(), said), (used, None), "{asked}");
+        }
+    }
 }

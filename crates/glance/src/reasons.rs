@@ -233,6 +233,16 @@ pub const RUN: &[Words] = &[
         ["another attempt would fail as this one did: {message}", YOU, "it goes on from its last commit"],
         &[SEE_TRAINER, May::Say("mend the cause, then:"), NEW_TOKEN],
     ),
+    wait(
+        cond::FAILED,
+        "True",
+        "ConductorGaveUp",
+        ["this run cannot go on: {message}", YOU, "a run that is made anew from the mended manifest begins"],
+        &[
+            SEE_CONDUCTOR,
+            May::Say("mend the manifest and make a new run of it: a new token or attempt changes nothing"),
+        ],
+    ),
     well(cond::COMPLETE, "True", "TrainingFinished"),
     wait(
         cond::SUSPENDED,

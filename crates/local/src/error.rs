@@ -47,6 +47,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// `status.json` does not hold what it should. It is written, and not read, by whoever runs the run.
+    #[error("{path} is damaged: {reason}\n  fix: `thresh run` writes it anew, and goes on with the run", path = path.display())]
+    DamagedStatus {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Every loopback subnet is taken.
     #[error("no free loopback subnet in 127.77.0.0/16: {taken} are locked under {folder}\n  fix: stop other runs on this machine", folder = folder.display())]
     NoAddress {

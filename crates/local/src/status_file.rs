@@ -13,7 +13,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Result, folder, objects::name, pod};
+use crate::{
+    error::{Error, Result},
+    folder,
+    objects::name,
+    pod,
+};
 
 const FILE: &str = "status.json";
 
@@ -67,9 +72,16 @@ impl StatusFile {
     /// Reads that of a state folder, with every path absolute; `None` when there is none yet.
     ///
     /// # Errors
-    /// [`crate::Error::File`], [`crate::Error::Damaged`].
+    /// [`Error::File`], [`Error::DamagedStatus`].
     pub fn read(state: &Path) -> Result<Option<Self>> {
-        let Some(mut file) = folder::read_json::<Self>(&state.join(FILE))? else { return Ok(None) };
+        let read = folder::read_json::<Self>(&state.join(FILE)).map_err(|error| match error {
+            Error::Damaged { path, reason } => Error::DamagedStatus { path, reason },
+            other => other,
+        });
+        let Some(mut file) = read? else { return Ok(None) };
+        if file.name.is_empty() {
+            return Err(Error::DamagedStatus { path: state.join(FILE), reason: "it names no run".into() });
+        }
         let root = state.canonicalize().unwrap_or_else(|_| state.to_owned());
         for path in file.paths().filter(|path| path.is_relative() && !path.as_os_str().is_empty()) {
             *path = root.join(&*path);
@@ -195,6 +207,7 @@ mod tests {
         let (old, new) = (desk.join("old"), desk.join("new"));
         fs::create_dir_all(&old).unwrap();
         let file = StatusFile {
+            name: "r".into(),
             manifest: desk.join("rljob.yaml"),
             volumes: [("given".to_owned(), desk.join("given"))].into(),
             volume: old.join("volumes/c"),
@@ -210,6 +223,17 @@ mod tests {
         assert_eq!(moved.curve, Some(new.join("reward.svg")));
         assert_eq!((moved.manifest, moved.volumes), (file.manifest, file.volumes), "what lies elsewhere stays there");
         assert_eq!(moved.model, None);
+    }
+
+    #[test]
+    fn a_damaged_status_file_is_told_with_what_mends_it() {
+        let state = tempfile::tempdir().unwrap();
+        for (text, reason) in [("{", "EOF"), (r#"{"a":1}"#, "it names no run"), (r#"{"name":7}"#, "invalid type")] {
+            fs::write(state.path().join(FILE), text).unwrap();
+            let said = StatusFile::read(state.path()).unwrap_err().to_string();
+            assert!(said.contains("status.json is damaged: ") && said.contains(reason), "{said}");
+            assert!(said.ends_with("fix: `thresh run` writes it anew, and goes on with the run"), "{said}");
+        }
     }
 
     #[test]

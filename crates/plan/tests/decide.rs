@@ -905,7 +905,7 @@ fn why_a_trainer_was_told_to_stop_is_heard_before_another_begins() {
     sim.report.failure = Some("the pass rate is 0".into());
     sim.run_for_ms(60_000);
     assert_eq!((sim.status().phase, sim.status().attempts), (Phase::Failed, 1));
-    assert_eq!(sim.condition(cond::FAILED), ("True", "FailJobRule"));
+    assert_eq!(sim.condition(cond::FAILED), ("True", "ConductorGaveUp"));
 }
 
 fn queued() -> Sim {

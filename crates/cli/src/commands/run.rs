@@ -216,9 +216,11 @@ fn failure(status: &StatusFile, state: &Path, reason: &str, message: &str, last_
         lines.push(format!("  trainer attempt {}{rank}{pod}: {how}", last.id));
         lines.extend(last_words.iter().map(|line| format!("    | {line}")));
     }
-    let pod = status.job.last_attempt.as_ref().and_then(|last| last.pod_name.as_deref()).unwrap_or("POD");
-    let log = state.join("logs").join(format!("{pod}.log"));
-    lines.push(format!("  log: {} (the other pods' are beside it)", log.display()));
+    let logs = state.join("logs");
+    lines.push(match status.job.last_attempt.as_ref().and_then(|last| last.pod_name.as_deref()) {
+        Some(pod) => format!("  log: {} (the other pods' are beside it)", logs.join(format!("{pod}.log")).display()),
+        None => format!("  logs: {} (one file for each pod)", logs.display()),
+    });
     let commit = commit_of(status).map_or("no commit".into(), |commit| format!("the commit at {}", committed(commit)));
     lines.push(format!("  kept: {commit}, all finished groups and the journal, in {}", status.run_dir.display()));
     let given_up = status.progress.as_ref().is_some_and(|progress| progress.failure.is_some());

@@ -108,7 +108,7 @@ fn human(look: &OneLook) -> String {
         let words = last.and_then(|pod| tail_of(&state.join("logs").join(format!("{pod}.log")), 1).pop());
         lines.extend(parts::ended(job, look.now, words.as_deref()));
     }
-    lines.push(format!("logs      {}", state.join("logs").join("POD.log").display()));
+    lines.push(format!("logs      {} (one file for each pod)", state.join("logs").display()));
     if let Some(bytes) = disk(&status.run_dir) {
         lines.push(format!("disk      {:.1} MiB in {}", bytes as f64 / f64::from(1 << 20), status.run_dir.display()));
     }

@@ -20,7 +20,7 @@ impl Pass<'_> {
         }
         // A trainer that was told to stop ends before anybody hears why; the next attempt would only hear the same.
         if let Some(failure) = self.report().and_then(|r| r.failure.clone()) {
-            self.finish(cond::FAILED, "FailJobRule", &failure);
+            self.finish(cond::FAILED, "ConductorGaveUp", &failure);
             return;
         }
         let open = self.gates();

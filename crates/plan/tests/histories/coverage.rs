@@ -83,7 +83,7 @@ const TABLE: &str = "
     condition ConductorReady True: Answering
     condition Degraded False: AsExpected
     condition Degraded True: OldPodsStuck, RolloutReduced, ServingReduced, StatusUnreachable
-    condition Failed True: BackoffLimitExceeded, DeadlineExceeded, FailJobRule
+    condition Failed True: BackoffLimitExceeded, ConductorGaveUp, DeadlineExceeded, FailJobRule
     condition Progressing False: Ended, NotStarted
     condition Progressing True: StepAdvanced
     condition Progressing Unknown: StatusUnreachable
