@@ -226,6 +226,24 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// SIGTERM; true if it has ended well since.
+    ///
+    /// # Errors
+    /// When it has not ended within `seconds`.
+    pub async fn stop_within(mut self, seconds: u64) -> anyhow::Result<bool> {
+        Command::new("kill").arg(self.child.id().to_string()).status()?;
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(seconds);
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status.success());
+            }
+            if std::time::Instant::now() >= until {
+                bail!("it has not ended {seconds} s after SIGTERM; see {}", self.log.display());
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+
     /// SIGTERM, and waits for its end.
     pub fn stop(mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();

@@ -50,6 +50,7 @@ pub fn tests() -> Vec<Test> {
         test!(a_refused_write_is_a_condition_and_is_tried_again, Bare, 0, 120),
         test!(an_expired_watch_begins_anew_and_misses_nothing, Bare, 0, 120),
         test!(an_api_server_that_is_busy_silent_or_away_costs_only_time, Bare, 0, 240),
+        test!(an_operator_without_its_definitions_says_so_waits_and_ends_when_told, Bare, 0, 120),
     ]
 }
 
@@ -520,6 +521,43 @@ async fn an_api_server_that_is_busy_silent_or_away_costs_only_time(stage: &Stage
     ensure!(known == now, "somebody was made twice: {known:?} became {now:?}");
     ensure!(!process.ended(), "it ended");
     process.stop();
+    Ok(())
+}
+
+async fn an_operator_without_its_definitions_says_so_waits_and_ends_when_told(stage: &Stage) -> anyhow::Result<()> {
+    let proxy = proxy(&stage.client, stage).await?;
+    let ours = |asked: &Asked| {
+        asked.uri.starts_with(&format!("/apis/{}/", api::GROUP)) || asked.uri.contains(&format!(".{}", api::GROUP))
+    };
+    proxy.on(u64::MAX, ours, Act::Refuse(404, "NotFound"));
+    let kubeconfig = proxy.kubeconfig();
+    let environment = [("THRESH_LEADER_ELECTION", "false"), ("KUBECONFIG", kubeconfig.as_str())];
+    let begin = |name: &str| Process::spawn(name, &[&stage.namespace], &environment);
+    let lacking = async |process: &Process| {
+        let url = format!("http://{}/readyz", process.listen);
+        stage
+            .until("the missing definition to be told", 30, async || {
+                let Ok(answer) = reqwest::get(&url).await else { return Ok(None) };
+                let (status, text) = (answer.status(), answer.text().await?);
+                Ok((status == 503 && text.contains("CustomResourceDefinition rljobs")).then_some(()))
+            })
+            .await
+    };
+    let first = begin("bare-undefined-1")?;
+    lacking(&first).await?;
+    // Its watches are refused all the time.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let log = std::fs::read_to_string(&first.log)?;
+    ensure!(log.lines().count() < 30, "a flood:\n{log}");
+    ensure!(first.stop_within(10).await?, "an operator that was told to end ended badly");
+
+    let second = begin("bare-undefined-2")?;
+    lacking(&second).await?;
+    stage.apply(&run::manifest("late", |_| {})?).await?;
+    proxy.obey();
+    second.ready(60).await?;
+    settled(stage, "late", 60).await?;
+    ensure!(second.stop_within(10).await?, "an operator that was told to end ended badly");
     Ok(())
 }
 
