@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use api::RLJob;
+use api::{RLJob, labels};
 use axum::{
     Json, Router,
     extract::State,
@@ -18,7 +18,7 @@ use axum::{
 };
 use control::wire::{EngineProgress, Progress, RunPhase, SettingsReply, SettingsRequest};
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -39,6 +39,8 @@ const NAMESPACES: usize = 10;
 const PODS: usize = 10;
 /// How long it is watched at rest.
 const REST: Duration = Duration::from_secs(120);
+/// Then a rank dies every second, each of another run.
+const DEATHS: usize = 60;
 
 /// Runs it and writes the line `scale_N`.
 ///
@@ -96,24 +98,59 @@ async fn measured(client: &Client, runs: usize) -> anyhow::Result<()> {
     let up = begun.elapsed().as_secs_f64();
     // What follows the last readiness is not rest yet.
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let before = metrics(&operator).await?;
+    let start = metrics(&operator).await?;
     tokio::time::sleep(REST).await;
-    let after = metrics(&operator).await?;
+    let rest = metrics(&operator).await?;
+    let rss = resident_mib(operator.pid())?;
+    deaths(client, runs).await?;
+    let end = metrics(&operator).await?;
     // Each run is three objects of ours: RLJob, ServingCluster, RolloutPool.
     let minutes = REST.as_secs_f64() / 60.0;
-    let writes = (sum(&after, "thresh_api_writes_total") - sum(&before, "thresh_api_writes_total")) / minutes;
-    let p = |share: f64| quantile(&after, "thresh_reconcile_seconds", share) * 1000.0;
-    let rss = resident_mib(operator.pid())?;
+    let writes = (sum(&rest, "thresh_api_writes_total") - sum(&start, "thresh_api_writes_total")) / minutes;
+    let ms = |from: &str, to: &str, share: f64| quantile(from, to, "thresh_reconcile_seconds", share) * 1000.0;
     let figures = json!({
-        "runs": runs, "pods": runs * PODS, "up_seconds": up, "rss_mib": rss,
+        "runs": runs, "pods": runs * PODS, "up_seconds": up, "rss_mib": rss, "rss_end_mib": resident_mib(operator.pid())?,
         "writes_per_object_minute": writes / (runs * 3) as f64,
-        "reconcile_p50_ms": p(0.5), "reconcile_p99_ms": p(0.99),
-        "reconciles": sum(&after, "thresh_reconcile_total"),
+        // With all runs there: at rest, and while ranks die. How fast they all begin at once is the API server's affair.
+        "reconcile_p50_ms": ms(&start, &end, 0.5), "reconcile_p99_ms": ms(&start, &end, 0.99),
+        "deaths_p99_ms": ms(&rest, &end, 0.99), "start_p99_ms": ms("", &start, 0.99),
+        "reconciles": sum(&end, "thresh_reconcile_total"),
     });
     println!("scale: {figures}");
     record::line(&format!("scale_{runs}"), &figures)?;
     operator.stop();
     Ok(())
+}
+
+/// Kills ranks, and waits until the runs that had them are whole again.
+async fn deaths(client: &Client, runs: usize) -> anyhow::Result<()> {
+    let dying = DEATHS.min(runs);
+    for n in 0..dying {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &format!("scale-{}", n % NAMESPACES));
+        let ranks = ListParams::default().labels(&format!("{}=run-{n},{}=trainer", labels::RLJOB, labels::ROLE));
+        let rank =
+            pods.list_metadata(&ranks).await.context("list ranks")?.items.pop().context("a run without a rank")?;
+        pods.delete(rank.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default())
+            .await
+            .context("kill a rank")?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let begun = Instant::now();
+    loop {
+        let mut whole = 0;
+        for n in 0..dying {
+            let jobs: Api<RLJob> = Api::namespaced(client.clone(), &format!("scale-{}", n % NAMESPACES));
+            whole += usize::from(run::ready_attempt(&jobs.get(&format!("run-{n}")).await?) == Some(2));
+        }
+        if whole == dying {
+            return Ok(());
+        }
+        ensure!(
+            begun.elapsed() < Duration::from_secs(120),
+            "{whole} of {dying} runs have a second attempt after 2 minutes"
+        );
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
 }
 
 fn manifest(name: &str) -> anyhow::Result<RLJob> {
@@ -314,8 +351,28 @@ fn sum(text: &str, name: &str) -> f64 {
     text.lines().filter_map(of).sum()
 }
 
-/// A quantile of a histogram over all its labels, interpolated within a bucket as Prometheus does.
-fn quantile(text: &str, name: &str, share: f64) -> f64 {
+/// A quantile of what a histogram, over all its labels, gained between two looks; interpolated within a bucket as Prometheus does.
+fn quantile(from: &str, to: &str, name: &str, share: f64) -> f64 {
+    let before = buckets(from, name);
+    let was = |bound: f64| before.iter().find(|(b, _)| *b == bound).map_or(0.0, |(_, count)| *count);
+    let gained: Vec<(f64, f64)> =
+        buckets(to, name).iter().map(|(bound, count)| (*bound, count - was(*bound))).collect();
+    let wanted = gained.last().map_or(0.0, |(_, all)| all * share);
+    let (mut low, mut under) = (0.0, 0.0);
+    for (bound, count) in gained {
+        if count >= wanted {
+            if bound.is_infinite() || count <= under {
+                return low;
+            }
+            return low + (bound - low) * (wanted - under) / (count - under);
+        }
+        (low, under) = (bound, count);
+    }
+    low
+}
+
+/// Upper bound and cumulative count of each bucket.
+fn buckets(text: &str, name: &str) -> Vec<(f64, f64)> {
     let prefix = format!("{name}_bucket");
     let mut buckets: Vec<(f64, f64)> = Vec::new();
     for line in text.lines().filter(|line| line.starts_with(&prefix)) {
@@ -329,18 +386,7 @@ fn quantile(text: &str, name: &str, share: f64) -> f64 {
         }
     }
     buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let wanted = buckets.last().map_or(0.0, |(_, all)| all * share);
-    let (mut low, mut under) = (0.0, 0.0);
-    for (bound, count) in buckets {
-        if count >= wanted {
-            if bound.is_infinite() || count <= under {
-                return low;
-            }
-            return low + (bound - low) * (wanted - under) / (count - under);
-        }
-        (low, under) = (bound, count);
-    }
-    low
+    buckets
 }
 
 fn resident_mib(pid: u32) -> anyhow::Result<f64> {
@@ -359,7 +405,9 @@ mod tests {
         let text = "# HELP x_total y\nx_total{a=\"b\"} 3\nx_total{a=\"c\"} 4\n\
             h_bucket{kind=\"A\",le=\"0.1\"} 90\nh_bucket{kind=\"A\",le=\"0.2\"} 100\nh_bucket{kind=\"A\",le=\"+Inf\"} 100\n";
         assert_eq!(sum(text, "x_total"), 7.0);
-        assert!((quantile(text, "h", 0.99) - 0.19).abs() < 1e-9);
-        assert!((quantile(text, "h", 0.45) - 0.05).abs() < 1e-9);
+        assert!((quantile("", text, "h", 0.99) - 0.19).abs() < 1e-9);
+        assert!((quantile("", text, "h", 0.45) - 0.05).abs() < 1e-9);
+        let later = text.replace("} 100", "} 110");
+        assert!((quantile(text, &later, "h", 0.5) - 0.15).abs() < 1e-9, "what came before counts no more");
     }
 }

@@ -28,7 +28,7 @@ pub async fn logs(cluster: &Cluster, job: &str, of: &LogsOf) -> Result<()> {
         match show(cluster, source, of).await {
             Ok(()) => shown += 1,
             // Of several pods some may have begun nothing yet; that must not hide what the others said.
-            Err(error) => complain(&format!("{}: {error:#}", source.pod)),
+            Err(error) => complain(&format!("{}: {}", source.pod, last_words::said_once(&*error))),
         }
     }
     if shown == 0 {

@@ -29,7 +29,7 @@ async fn main() -> ExitCode {
     match run(Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("error: {error:#}"));
+            complain(&format!("error: {}", last_words::said_once(&*error)));
             if std::env::var_os("THRESH_BACKTRACE").is_some_and(|value| value == "1") {
                 complain(&error.backtrace().to_string());
             }
@@ -83,7 +83,7 @@ async fn show_status(cluster: &Cluster, status: &Status, everywhere: bool) -> Re
         };
         let text = match text {
             Ok(text) => text,
-            Err(error) if status.watch && !last.is_empty() => format!("{error:#}"),
+            Err(error) if status.watch && !last.is_empty() => last_words::said_once(&*error),
             Err(error) => return Err(error),
         };
         if text != last {

@@ -1,7 +1,5 @@
 //! What went wrong between us and the API server, with what to do about it.
 
-use std::error::Error as _;
-
 use anyhow::{Error, anyhow};
 use kube::config::KubeconfigError;
 

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", control::log::said_once(&*error));
             ExitCode::FAILURE
         }
     }

@@ -29,7 +29,7 @@ pub fn run() -> u8 {
     let pod = match Pod::from_env() {
         Ok(pod) => pod,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", control::log::said_once(&*error));
             return exit::USER_MUST_ACT;
         }
     };
@@ -41,7 +41,7 @@ pub fn run() -> u8 {
         }
     };
     runtime.block_on(watch(&pod)).unwrap_or_else(|error| {
-        tracing::error!("{error:#}");
+        tracing::error!("{}", control::log::said_once(&*error));
         exit::FAILURE
     })
 }

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Ok(Some(local)) => rank::run(&local),
         Ok(None) => launcher::run(),
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", control::log::said_once(&*error));
             train::exit::USER_MUST_ACT
         }
     };

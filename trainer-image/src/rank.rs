@@ -34,7 +34,7 @@ pub fn run(local: &Local) -> u8 {
         return exit::PEER_FAILED;
     }
     let outcome = set_up(local)
-        .map_err(|e| (exit::USER_MUST_ACT, format!("rank {}: {e:#}", local.rank)))
+        .map_err(|e| (exit::USER_MUST_ACT, format!("rank {}: {}", local.rank, control::log::said_once(&*e))))
         .and_then(|(runtime, rank)| rank.run(&runtime).map_err(|failure| (failure.exit_code(), failure.to_string())));
     match outcome {
         Ok(Ended::Finished) => exit::COMPLETE,

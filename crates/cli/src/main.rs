@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            display::complain(&format!("error: {error:#}"));
+            display::complain(&format!("error: {}", control::log::said_once(&*error)));
             if std::env::var_os("THRESH_BACKTRACE").is_some_and(|value| value == "1") {
                 display::complain(&error.backtrace().to_string());
             }

@@ -1,7 +1,7 @@
 //! Logs, set up the same way in every binary: to standard error, for people or as JSON (`THRESH_LOG=human|json`), filtered by
 //! `RUST_LOG` (default `info`).
 
-pub use last_words::words_of;
+pub use last_words::{said_once, words_of};
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];

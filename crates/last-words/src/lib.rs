@@ -8,8 +8,10 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod said_once;
 mod words_of;
 
+pub use said_once::said_once;
 pub use words_of::words_of;
 
 /// Characters of the longest line that is quoted whole.
