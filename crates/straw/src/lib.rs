@@ -177,7 +177,8 @@ pub use error::{Error, Result};
 pub use fs::Fs;
 pub use head::BLOCK_BYTES;
 pub use inspect::{
-    Claim, Damage, Inspection, JournalReport, PackReport, SegmentReport, SnapshotReport, inspect, verify, verify_refs,
+    Claim, Damage, Inspection, JournalReport, PackReport, QueueReport, SegmentReport, SnapshotReport, inspect, verify,
+    verify_refs,
 };
 pub use journal::{Journal, Lsn, Recovered, Txn};
 pub use pool::Member;
