@@ -8,6 +8,7 @@ mod leases;
 mod model;
 mod moves;
 mod packs;
+mod replay;
 mod settled;
 mod tasks;
 
