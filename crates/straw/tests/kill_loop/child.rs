@@ -96,7 +96,7 @@ impl Child {
                 }
             };
             // Some are kept for longer than their batch, so that packs become sparse.
-            let keep = (task % 5 == 0).then(|| queue.retain(&format!("keep-{task:08}"), &refs)).transpose()?;
+            let keep = task.is_multiple_of(5).then(|| queue.retain(&format!("keep-{task:08}"), &refs)).transpose()?;
             Ok(([op].into_iter().chain(keep).collect(), Some(back)))
         });
         match done {
