@@ -115,6 +115,9 @@ fn row(line: &Line) -> String {
     if let (Some(ratio), Some(beside)) = (line.fact("ratio_peer"), line.more.get("beside").and_then(Value::as_str)) {
         row += &format!("   {}x of {beside}", number(ratio));
     }
+    if let Some(ratio) = line.fact("ratio_floor_of_groups") {
+        row += &format!("   {}x of a write and a sync for all callers", number(ratio));
+    }
     if let Some(files) = line.fact("files") {
         row += &format!("   {files} files");
     }

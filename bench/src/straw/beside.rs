@@ -26,6 +26,8 @@ use crate::rounds::{Side, Times, by_turns, duration, median, rate, seconds};
 
 /// Workers, or publishers, at once.
 const CALLERS: usize = 32;
+/// What a publish of one record adds to its bytes, about.
+const EXTENT_BYTES: usize = 128;
 
 /// Where to measure.
 pub struct Place<'a> {
@@ -170,7 +172,7 @@ fn callers(place: &Place, lines: &mut Lines) -> Result<()> {
     let writer = place.store("ours")?.writer("bench")?;
     let payload = [plain(4 * KIB)];
     let rounds = AtomicUsize::new(0);
-    let ours = Box::new(|| {
+    let mut ours: Side<'_> = Box::new(|| {
         let round = rounds.fetch_add(1, Relaxed);
         at_once(CALLERS, |caller| {
             for call in 0..calls {
@@ -180,10 +182,18 @@ fn callers(place: &Place, lines: &mut Lines) -> Result<()> {
         })
     });
     let floor = Box::new(floor(&place.dir, CALLERS, calls, &noise(4 * KIB), "callers")?);
-    let measured = place.turns(ours, floor, json!({"calls": calls}), 1.0)?;
-    writer.seal();
+    let measured = place.turns(Box::new(&mut *ours), floor, json!({"calls": calls}), 1.0)?;
     let line = rate(bench, "", (CALLERS * calls) as f64, "records/s", &measured.0);
-    let line = place.line(line, "write+fdatasync, a file each", &measured)?;
+    let mut line = place.line(line, "write+fdatasync, a file each", &measured)?;
+    // What no group commit of these callers can pass: the same bytes with one write and one sync for all of them, by one thread.
+    let mut raw = Appender::create(&place.dir.join("floor-of-groups"))?;
+    let group = noise(CALLERS * (4 * KIB + EXTENT_BYTES));
+    let groups = Box::new(|| seconds(|| (0..calls).try_for_each(|_| raw.append(&group))));
+    let again = place.turns(Box::new(&mut *ours), groups, json!({"calls": calls}), 1.0)?;
+    let ratios: Vec<f64> = again.0.0.iter().zip(&again.1.0).map(|(ours, floor)| floor / ours).collect();
+    line = line.with("ratio_floor_of_groups", median(&ratios));
+    line = line.with("floor_of_groups", (CALLERS * calls) as f64 / again.1.median());
+    writer.seal();
     let payload = (rounds.load(Relaxed) * CALLERS * calls * 4 * KIB) as f64;
     lines.add(with_usage(line, &place.dir.join("ours"), payload)?)?;
     place.clear()

@@ -50,13 +50,7 @@ fn write(dir: &Path, count: usize) -> Result<()> {
 /// Takes a journal over.
 pub fn recover(dir: &Path) -> Result<(Journal, Queue)> {
     let (journal, found) = Journal::claim(RealFs::new(), dir, "bench")?;
-    let mut queue: Queue = match &found.snapshot {
-        Some(bytes) => postcard::from_bytes(bytes)?,
-        None => Queue::new(),
-    };
-    for record in found.txns.iter().flatten() {
-        queue.apply_owned(postcard::from_bytes(record)?)?;
-    }
+    let mut queue = Queue::replay(found.snapshot.as_deref(), &found.txns)?;
     queue.begin_epoch(found.epoch);
     Ok((journal, queue))
 }

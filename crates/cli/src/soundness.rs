@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, hf};
 use conductor::{State, check};
-use straw::{Damage, Inspection, RealFs, Store};
+use straw::{Damage, Inspection, Queue, RealFs, Store};
+
+use crate::commands::straw::journaled::of_a_queue;
 
 /// How often a folder whose owner lives is looked at anew because it moved on meanwhile.
 const LOOKS: usize = 3;
@@ -49,27 +51,28 @@ impl Soundness {
             }
             return Ok(Self { store, rules: None, named: Named::default() });
         };
-        if store.journal.is_none() {
-            store.errors.push(damage("journal", "it is missing: nothing says what the packs hold"));
-            return Ok(Self { store, rules: None, named: Named::default() });
-        }
-        if !store.errors.is_empty() {
+        store.errors.extend(lost_journal(folder, &store));
+        if !store.errors.is_empty() || store.journal.is_none() {
             // A journal that cannot be read names nothing.
             return Ok(Self { store, rules: None, named: Named::default() });
         }
         let mut looks = 0;
         loop {
             looks += 1;
-            let (rules, state) = read(&journal)?;
+            let told = Told::by(&journal)?;
             let (named, problems) = match folder.join("journal").is_dir() {
-                true => look_at(folder, &state)?,
+                true => look_at(folder, &told)?,
                 false => (Named::default(), Vec::new()),
             };
-            if !problems.is_empty() && looks < LOOKS && read(&journal)?.0.records != rules.records {
+            if !problems.is_empty() && looks < LOOKS && Told::by(&journal)?.moved_on(&told) {
                 continue;
             }
             store.errors.extend(problems);
-            return Ok(Self { store, rules: Some(rules), named });
+            let rules = match told {
+                Told::Run(rules, _) => Some(rules),
+                Told::Queue(_) => None,
+            };
+            return Ok(Self { store, rules, named });
         }
     }
 
@@ -98,32 +101,76 @@ fn journal_in(folder: &Path) -> Option<PathBuf> {
     entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_one)).then(|| folder.to_owned())
 }
 
-fn read(journal: &Path) -> Result<(check::Report, State)> {
-    let (snapshot, txns) = straw::journal::read(&*RealFs::new(), journal)?;
-    let not_ours = || format!("{}: a record cannot be understood", journal.display());
-    let records = || txns.iter().flatten().map(Vec::as_slice);
-    let rules = check::journal(snapshot.as_deref(), records()).with_context(not_ours)?;
-    let state = conductor::replay(snapshot.as_deref(), records()).with_context(not_ours)?;
-    Ok((rules, state))
+/// That a run's journal is gone, or all of it but its claims. A store in which nothing was ever published is only new, and the
+/// journal of a queue that left its pool is not needed.
+pub fn lost_journal(folder: &Path, found: &Inspection) -> Option<Damage> {
+    let begun = folder.join("steps.jsonl").is_file() || found.packs.iter().any(|pack| pack.records > 0);
+    let is_run = journal_in(folder).is_some();
+    let left = found.queues.iter().any(|queue| queue.left && queue.name == straw::pool::MAIN);
+    let what = match &found.journal {
+        None => "it is missing: nothing says what the packs hold",
+        Some(journal) if journal.segments.is_empty() && journal.snapshot.is_none() => {
+            "its segments are missing: nothing says what the packs hold"
+        }
+        Some(_) => return None,
+    };
+    (is_run && begun && !left).then(|| damage("journal", what))
 }
 
-/// Reads whatever the state names: every record, the tiles of every commit, the weights that are served.
-fn look_at(run_dir: &Path, state: &State) -> Result<(Named, Vec<Damage>)> {
+/// What a journal tells: a run's, or one of straw's own operations.
+enum Told {
+    Run(check::Report, Box<State>),
+    Queue(Box<Queue>),
+}
+
+impl Told {
+    fn by(journal: &Path) -> Result<Self> {
+        let (snapshot, txns) = straw::journal::read(&*RealFs::new(), journal)?;
+        let records: Vec<&[u8]> = txns.iter().flatten().map(Vec::as_slice).collect();
+        let run = || {
+            let rules = check::journal(snapshot.as_deref(), records.iter().copied())?;
+            Ok(Told::Run(rules, Box::new(conductor::replay(snapshot.as_deref(), records.iter().copied())?)))
+        };
+        run().or_else(|error: conductor::Error| {
+            let queue = of_a_queue(snapshot.as_deref(), &records).map(|queue| Told::Queue(Box::new(queue)));
+            queue.ok_or(error).with_context(|| format!("{}: a record cannot be understood", journal.display()))
+        })
+    }
+
+    fn queue(&self) -> &Queue {
+        match self {
+            Told::Run(_, state) => &state.queue,
+            Told::Queue(queue) => queue,
+        }
+    }
+
+    fn moved_on(&self, from: &Self) -> bool {
+        match (self, from) {
+            (Told::Run(now, _), Told::Run(before, _)) => now.records != before.records,
+            (now, before) => now.queue() != before.queue(),
+        }
+    }
+}
+
+/// Reads whatever the journal names: every record, the tiles of every commit, the weights that are served.
+fn look_at(run_dir: &Path, told: &Told) -> Result<(Named, Vec<Damage>)> {
     let mut named = Named::default();
     let mut problems = Vec::new();
     let packs = run_dir.join("packs");
+    let queue = told.queue();
     if packs.is_dir() {
         let store = Store::open(RealFs::new(), &packs)?;
-        let broken = straw::verify_refs(&store, state.queue.live_refs());
-        named.records = state.queue.live_refs().count() as u64 - broken.len() as u64;
+        let broken = straw::verify_refs(&store, queue.live_refs());
+        named.records = queue.live_refs().count() as u64 - broken.len() as u64;
         problems.extend(broken.into_iter().map(|(at, error)| Damage {
             file: format!("packs/{}", at.pack),
             offset: at.offset,
             what: format!("a record that the journal names: {error}"),
         }));
-    } else if state.queue.live_refs().next().is_some() {
+    } else if queue.live_refs().next().is_some() {
         problems.push(damage("packs", "the folder is missing, and the journal names records in it"));
     }
+    let Told::Run(_, state) = told else { return Ok((named, problems)) };
     for commit in &state.commits {
         let commit = &commit.commit;
         let whole = Checkpoint::open(&run_dir.join(&commit.folder), Some(&commit.index_digest))
@@ -146,6 +193,7 @@ fn look_at(run_dir: &Path, state: &State) -> Result<(Named, Vec<Damage>)> {
     Ok((named, problems))
 }
 
-fn damage(file: &str, what: &str) -> Damage {
+/// Something that is wrong with a whole file, or folder.
+pub fn damage(file: &str, what: &str) -> Damage {
     Damage { file: file.to_owned(), offset: 0, what: what.to_owned() }
 }

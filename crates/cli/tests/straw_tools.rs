@@ -225,3 +225,157 @@ fn compact_gives_back_what_nothing_needs_and_keeps_its_hands_off_a_run_that_live
     assert!(code == 0 && did.contains("that nothing needs were removed"), "{did}");
     assert!(!pool.path().join(format!("packs/{dead}.pack")).exists());
 }
+
+const ALL: [&[&str]; 8] = [
+    &["inspect"],
+    &["verify"],
+    &["owners"],
+    &["du"],
+    &["repair", "--yes"],
+    &["compact"],
+    &["compact", "--yes"],
+    &["top", "--count", "1"],
+];
+
+#[test]
+fn verify_reads_what_a_queue_of_straws_own_names() {
+    let pool = Pool::new();
+    let (code, text) = told(&["verify"], pool.path());
+    assert!(code == 0 && text.contains("named    2 records that the journal names were read and are whole"), "{text}");
+    let r = pool.queue.live_refs().next().unwrap().clone();
+    let path = pool.path().join(format!("packs/{}.pack", r.pack));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[(r.offset + r.len - 1) as usize] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let (code, text) = told(&["verify"], pool.path());
+    assert!(code == 1 && text.contains(&r.pack), "{text}");
+}
+
+#[test]
+fn a_pack_that_is_needed_and_missing_is_named_by_every_command_and_nothing_is_done_about_it() {
+    let pool = Pool::new();
+    let needed = pool.queue.live_refs().next().unwrap().pack.clone();
+    fs::remove_file(pool.path().join(format!("packs/{needed}.pack"))).unwrap();
+    let missing = format!("packs/{needed}.pack at byte 0: it is missing; needed of it: 1 record (4.9 KiB)");
+    let (code, text) = told(&["inspect"], pool.path());
+    assert!(
+        code == 1 && text.contains(&format!("damage   {missing}")) && text.contains("not sound\n  fix: "),
+        "{text}"
+    );
+    assert!(json(&["inspect"], pool.path())["store"]["errors"][0]["file"].as_str().unwrap().contains(&needed));
+    let (code, text) = told(&["repair"], pool.path());
+    assert!(code == 1 && text.contains(&format!("cannot be mended: {missing}")), "{text}");
+    let (code, text) = told(&["verify"], pool.path());
+    assert!(code == 1 && text.contains(&needed), "{text}");
+    for args in [&["owners"][..], &["du"], &["top", "--count", "1"]] {
+        let (code, text) = told(args, pool.path());
+        assert!(code == 0 && text.contains("1 place damaged or missing: look with"), "{args:?}: {text}");
+    }
+    let before = (pool.files("packs"), pool.files("journal"));
+    let (code, text) = told(&["compact", "--yes"], pool.path());
+    assert!(code == 1 && text.contains("it is missing") && text.contains("\n  fix: "), "{text}");
+    assert_eq!((pool.files("packs"), pool.files("journal")), before);
+    // The whole folder.
+    fs::remove_dir_all(pool.path().join("packs")).unwrap();
+    for args in [&["inspect"][..], &["verify"], &["repair"]] {
+        let (code, text) = told(args, pool.path());
+        assert!(code == 1 && text.contains("packs at byte 0: the folder is missing"), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_pack_that_was_given_up_and_is_gone_is_no_damage() {
+    let pool = Pool::new();
+    let gone = pool.queue.retired().first().unwrap();
+    fs::remove_file(pool.path().join(format!("packs/{gone}.pack"))).unwrap();
+    for args in ALL {
+        let (code, text) = told(args, pool.path());
+        assert!(code == 0 && !text.contains("missing"), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_journal_that_is_gone_is_named_by_every_command_and_costs_no_pack() {
+    let empty = |journal: &Path| fs::create_dir(journal).unwrap();
+    let absent = |_: &Path| ();
+    let only_claims = |journal: &Path| {
+        fs::create_dir(journal).unwrap();
+        fs::write(journal.join("epoch-0000000001"), "owner-0").unwrap();
+    };
+    for (what, makes) in [
+        ("it is missing", &absent as &dyn Fn(&Path)),
+        ("it is missing", &empty),
+        ("its segments are missing", &only_claims),
+    ] {
+        let pool = Pool::new();
+        let journal = pool.path().join("journal");
+        fs::remove_dir_all(&journal).unwrap();
+        makes(&journal);
+        let packs = pool.files("packs");
+        for args in ALL {
+            let (code, text) = told(args, pool.path());
+            let sizes = matches!(args[0], "du" | "top");
+            assert_eq!(code, if sizes { 0 } else { 1 }, "{args:?}: {text}");
+            let said = match args[0] {
+                "inspect" | "verify" => format!("damage   journal at byte 0: {what}"),
+                "repair" => format!("cannot be mended: journal at byte 0: {what}"),
+                "owners" => "fix: restore the journal from a copy".to_owned(),
+                "compact" => "\n  fix: ".to_owned(),
+                _ => "1 place damaged or missing".to_owned(),
+            };
+            assert!(text.contains(&said), "{args:?}: {text}");
+            assert_eq!(pool.files("packs"), packs, "{args:?} removed packs that nothing is known of");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_journal_is_named_by_every_command_and_costs_no_pack() {
+    let pool = Pool::new();
+    let segment = pool.files("journal").into_iter().find(|path| path.extension().is_some_and(|e| e == "log")).unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[140] ^= 1;
+    fs::write(&segment, &bytes).unwrap();
+    let packs = pool.files("packs");
+    for args in ALL {
+        let (code, text) = told(args, pool.path());
+        let sizes = matches!(args[0], "du" | "top");
+        assert_eq!(code, if sizes { 0 } else { 1 }, "{args:?}: {text}");
+        let said = text.contains("seg-0000000001-00000000.log") || text.contains("1 place damaged or missing");
+        assert!(said, "{args:?}: {text}");
+        assert_eq!((pool.files("packs"), fs::read(&segment).unwrap()), (packs.clone(), bytes.clone()), "{args:?}");
+    }
+}
+
+#[test]
+fn in_a_pool_that_queues_share_what_others_may_need_is_told_and_kept() {
+    let pool = Pool::new();
+    let store = Store::open(RealFs::new(), pool.path().join("packs")).unwrap();
+    store.register(straw::pool::MAIN).unwrap();
+    let fork = store.register("fork").unwrap();
+    let retired = pool.queue.retired().clone();
+    let packs = pool.files("packs");
+    let (code, text) = told(&["inspect"], pool.path());
+    assert!(code == 0 && text.contains("queue    fork  uses the packs") && text.contains("queue    main  "), "{text}");
+    let third = fs::metadata(packs.iter().find(|p| p.to_str().unwrap().contains(retired.first().unwrap())).unwrap());
+    let third = third.unwrap().len();
+    let usage = json(&["du"], pool.path());
+    let writer = &usage["writers"]["worker-0"];
+    assert_eq!((&writer["free"], &writer["forOthers"]), (&0.into(), &third.into()));
+    assert!(told(&["du"], pool.path()).1.contains("kept for other queues"));
+    let (code, text) = told(&["owners"], pool.path());
+    assert!(code == 0 && text.contains("packs are shared with fork"), "{text}");
+    for args in ALL {
+        let (code, text) = told(args, pool.path());
+        assert_eq!(code, 0, "{args:?}: {text}");
+        let there: Vec<PathBuf> = pool.files("packs").into_iter().filter(|p| packs.contains(p)).collect();
+        assert_eq!(there, packs, "{args:?} took what the fork may need");
+    }
+    // Once it has left, what the run gave up goes.
+    fork.leave().unwrap();
+    let (code, text) = told(&["inspect"], pool.path());
+    assert!(code == 0 && text.contains("queue    fork  has left"), "{text}");
+    let (code, text) = told(&["repair", "--yes"], pool.path());
+    assert!(code == 0 && text.contains("removed "), "{text}");
+    assert!(pool.files("packs").len() < packs.len());
+}

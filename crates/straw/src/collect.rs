@@ -12,7 +12,7 @@
 //! below which nobody adds to a pack and no file of a retired one is left; were it wrong about that, a result would have to be
 //! published once more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::frame::Bad;
@@ -128,7 +128,8 @@ impl Collector {
 
     /// The packs, of all there are, that may be retired now.
     pub fn candidates(&mut self, packs: &[PackInfo], queue: &Queue, now_ms: u64) -> Vec<String> {
-        self.seen.retain(|name, _| packs.iter().any(|p| &p.name == name));
+        let there: BTreeSet<&str> = packs.iter().map(|pack| pack.name.as_str()).collect();
+        self.seen.retain(|name, _| there.contains(name.as_str()));
         let mut chosen = Vec::new();
         for pack in packs {
             if !pack.is_finished() || queue.retired().contains(&pack.name) {

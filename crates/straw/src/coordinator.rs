@@ -39,15 +39,10 @@ impl Coordinator {
     /// As [`Journal::claim`]; [`Error::Corrupt`] when what was found is not a queue's.
     pub fn claim(fs: Arc<dyn Fs>, dir: impl AsRef<Path>, owner: &str) -> Result<Self> {
         let (journal, found) = Journal::claim(fs, &dir, owner)?;
-        let path = || dir.as_ref().display().to_string();
-        let bad = |e: postcard::Error| Error::corrupt(path(), 0, format!("not a queue: {e}"));
-        let mut queue = match &found.snapshot {
-            Some(bytes) => postcard::from_bytes(bytes).map_err(bad)?,
-            None => Queue::new(),
-        };
-        for record in found.txns.iter().flatten() {
-            queue.apply_owned(postcard::from_bytes(record).map_err(bad)?)?;
-        }
+        let mut queue = Queue::replay(found.snapshot.as_deref(), &found.txns).map_err(|e| match e {
+            Error::Corrupt { what, .. } => Error::corrupt(dir.as_ref().display().to_string(), 0, what),
+            other => other,
+        })?;
         queue.begin_epoch(found.epoch);
         Ok(Self::new(journal, queue))
     }

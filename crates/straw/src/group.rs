@@ -21,6 +21,11 @@ impl<T> Group<T> {
         self.outcome.get()
     }
 
+    /// Sleeps until there is an outcome. Whoever wakes needs no lock, so that many who wake at once are in nobody's way.
+    pub(crate) fn wait_for_outcome(&self) -> &T {
+        self.outcome.wait()
+    }
+
     /// Sets the outcome. To be followed by [`Group::wake_all`], best after the lock was let go: those who wake need it.
     pub(crate) fn settle(&self, outcome: T) {
         let first = self.outcome.set(outcome).is_ok();

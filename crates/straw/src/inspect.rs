@@ -1,5 +1,6 @@
 //! Looking at a store and a journal from outside. Reads only; the owner may be alive.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use serde::Serialize;
 use crate::fs::{Dir, Fs};
 use crate::journal::{History, Lsn, Name, read_history};
 use crate::pack;
+use crate::pool::Pool;
 use crate::scan::{Scan, scan};
 use crate::store::Store;
 use crate::{Error, Ref, Result};
@@ -24,6 +26,8 @@ pub struct Inspection {
     pub packs: Vec<PackReport>,
     /// The journal, where there is one.
     pub journal: Option<JournalReport>,
+    /// The queues that use the packs, or did, by name.
+    pub queues: Vec<QueueReport>,
     /// What is damaged. Empty is good.
     pub errors: Vec<Damage>,
 }
@@ -37,6 +41,17 @@ pub struct Damage {
     pub offset: u64,
     /// What is wrong.
     pub what: String,
+}
+
+/// A queue of the pool; see [`crate::pool`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QueueReport {
+    /// Its name.
+    pub name: String,
+    /// It does not use the packs any more, and keeps none.
+    pub left: bool,
+    /// The packs that it said to have given up. One that is alone in its pool says nothing.
+    pub gave_up: BTreeSet<String>,
 }
 
 /// One pack.
@@ -142,11 +157,13 @@ fn look(fs: &dyn Fs, root: &Path, deep: bool) -> Result<Inspection> {
         let dir = fs.open_dir(root).map_err(|e| Error::io("open", root.display().to_string(), e))?;
         look_at_packs(&*dir, "", deep, &mut out)?;
         look_at_journal(&*dir, "", &mut out)?;
+        out.queues = Pool::of(fs, root)?.report();
         return Ok(out);
     }
     let [packs, journal] = both;
     if let Some(dir) = packs {
         look_at_packs(&*dir, "packs/", deep, &mut out)?;
+        out.queues = Pool::of(fs, &root.join("packs"))?.report();
     }
     if let Some(dir) = journal {
         look_at_journal(&*dir, "journal/", &mut out)?;

@@ -60,6 +60,25 @@
 //! Zeros are written ahead of a journal's frames and not of a pack's extents: of 132 KiB, a group of 32 publishers, that gained
 //! 1.0x to 1.7x, and of 256 KiB nothing (ext4, by turns).
 //!
+//! Of queues:
+//!
+//! * *Who submits decides how much and until when.* There are no estimates, no back-pressure, no end of input and no drain. Tasks
+//!   have three classes and a key, and lanes that are asked for apart; no other priorities.
+//! * *Ids make a submission happen once.* A task id that was used is refused, whatever the task; there is no request id, and no
+//!   producer's cursor: whoever has one journals it in the same transaction. Finished ids that follow each other are one range in
+//!   memory; others are remembered one by one, for ever.
+//! * *Progress ends a lease.* [`Queue::yield_partial`] replaces a task's parts and frees the task; to go on is to lease it again.
+//! * *A lease is no secret*, and says nothing of what a record holds: results are not opened, so nobody checks that they carry the
+//!   attempt's name. Who may speak for a worker is the caller's affair, as is that a consumer's name has one user.
+//! * *A reader without a lease is not waited for.* What it reads may be collected: it gets [`Error::PackMissing`], never other
+//!   bytes. Nor is a publication that nobody accepted kept for longer than its writer's lease and the collector's patience; an
+//!   owner ([`Queue::retain`]) keeps what it names until it is released by hand: it has no end of its own.
+//! * *What is released is forgotten.* Its task is answered [`queue::Completion::Settled`] for ever, without position or reference.
+//! * *All that is unfinished is in memory*, about 60 bytes for a small task, and checkpoints copy it, but for the payloads.
+//! * *One pool, one folder.* It can be moved, since names are relative. References do not cross pools, and a pool has no identity
+//!   that a wrong mount could be told by, but for the journal beside it.
+//! * *Calls block.* There is no asynchronous interface, and none for other languages. Linux alone.
+//!
 //! # Giving space back
 //!
 //! [`Store::packs`], [`Collector::candidates`], [`Queue::retire`] (journal it), [`Member::remove`]; in this order, and then
@@ -89,13 +108,7 @@
 //!
 //!     // The owner claims the journal and rebuilds its queue: a snapshot, then the operations behind it.
 //!     let (journal, found) = Journal::claim(fs.clone(), folder.path().join("journal"), "conductor-0")?;
-//!     let mut queue: Queue = match &found.snapshot {
-//!         Some(bytes) => postcard::from_bytes(bytes)?,
-//!         None => Queue::new(),
-//!     };
-//!     for record in found.txns.iter().flatten() {
-//!         queue.apply_owned(postcard::from_bytes(record)?)?;
-//!     }
+//!     let mut queue = Queue::replay(found.snapshot.as_deref(), &found.txns)?;
 //!     queue.begin_epoch(found.epoch);
 //!
 //!     // Journal first, then apply.
@@ -177,7 +190,8 @@ pub use error::{Error, Result};
 pub use fs::Fs;
 pub use head::BLOCK_BYTES;
 pub use inspect::{
-    Claim, Damage, Inspection, JournalReport, PackReport, SegmentReport, SnapshotReport, inspect, verify, verify_refs,
+    Claim, Damage, Inspection, JournalReport, PackReport, QueueReport, SegmentReport, SnapshotReport, inspect, verify,
+    verify_refs,
 };
 pub use journal::{Journal, Lsn, Recovered, Txn};
 pub use pool::Member;

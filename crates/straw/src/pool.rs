@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use crate::frame::{self, Salt};
 use crate::fs::{Dir, Entry};
+use crate::inspect::QueueReport;
 use crate::limits::{HEADER_BYTES_MAX, OWNER_BYTES_MAX, name as check_name};
 use crate::pack;
 use crate::store::Store;
@@ -137,6 +138,11 @@ impl Member {
         let retired_file = |e: &&Entry| pack::of_file(&e.name).is_some_and(|name| retired.contains(name));
         let mine: Vec<&Entry> = files.iter().filter(retired_file).collect();
         let pool = Pool::read(&*self.dir)?;
+        if !pool.queues.contains(&self.queue) {
+            // A list without the one who asks is no list of all (or it has left, and removes nothing).
+            tracing::warn!(queue = self.queue, "the pool's folder does not show this queue: no pack is removed");
+            return Ok(0);
+        }
         let names: BTreeSet<String> = mine.iter().filter_map(|e| pack::of_file(&e.name)).map(str::to_owned).collect();
         self.tell(&pool, &names)?;
         let free: Vec<&Entry> = mine.into_iter().filter(|e| pool.is_free(&e.name, Some(&self.queue))).collect();
@@ -224,6 +230,7 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     queues: BTreeSet<String>,
+    left: BTreeSet<String>,
     gone: BTreeMap<String, BTreeSet<String>>,
     gone_files: Vec<String>,
 }
@@ -239,6 +246,7 @@ impl Pool {
         for entry in list(dir)? {
             match Name::parse(&entry.name) {
                 Some(Name::Queue(queue)) => drop(pool.queues.insert(queue.to_owned())),
+                Some(Name::Left(queue)) => drop(pool.left.insert(queue.to_owned())),
                 Some(Name::Gone(queue)) => {
                     pool.gone_files.push(entry.name.clone());
                     pool.gone.entry(queue.to_owned()).or_default().extend(gone(dir, &entry.name)?);
@@ -246,7 +254,21 @@ impl Pool {
                 _ => {}
             }
         }
+        // Both names are there when someone died who registered the queue while it left.
+        pool.queues = &pool.queues - &pool.left;
         Ok(pool)
+    }
+
+    /// Each queue, and what it gave up.
+    pub(crate) fn report(&self) -> Vec<QueueReport> {
+        let of = |name: &String, left| {
+            let gave_up = self.gone.get(name).cloned().unwrap_or_default();
+            QueueReport { name: name.clone(), left, gave_up }
+        };
+        let mut all: Vec<QueueReport> = self.queues.iter().map(|name| of(name, false)).collect();
+        all.extend(self.left.iter().map(|name| of(name, true)));
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
     }
 
     /// True when every queue, but for `but`, has given up the pack in this file.

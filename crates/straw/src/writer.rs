@@ -52,12 +52,11 @@ impl Writer {
     /// repeated; what a failed call left in the pack is never referred to.
     pub fn publish(&self, submission: &str, records: &[Record]) -> Result<Vec<Ref>> {
         let extent = Encoded::new(submission, records)?;
-        if let Some(refs) = self.state().receipts.get(submission) {
-            let conflict = || Error::SubmissionConflict { submission: submission.to_owned() };
-            return if extent.same_content(refs) { Ok(refs.clone()) } else { Err(conflict()) };
-        }
-        let (pack, offset, full) = self.reserve(extent.len)?;
-        let published = pack.append(offset, submission, extent, self.store.inner.options.durability);
+        let (pack, place, full) = match self.reserve(submission, &extent)? {
+            Reserved::Known(refs) => return Ok(refs),
+            Reserved::Place { pack, place, full } => (pack, place, full),
+        };
+        let published = pack.append(place, submission, extent, self.store.inner.options.durability);
         if let Some(full) = full {
             full.seal();
         }
@@ -86,25 +85,30 @@ impl Writer {
         receipt_order.retain(|submission| receipts.contains_key(submission));
     }
 
-    /// A place of `len` bytes in a pack with room for it; and the pack that was full, to be sealed.
-    fn reserve(&self, len: u64) -> Result<(Arc<OpenPack>, u64, Option<Arc<OpenPack>>)> {
+    /// A place for the extent in a pack with room for it; or what this submission was published as before.
+    fn reserve(&self, submission: &str, extent: &Encoded<'_>) -> Result<Reserved> {
         let target = self.store.inner.options.pack_bytes_target;
         let mut state = self.state();
+        if let Some(refs) = state.receipts.get(submission) {
+            let conflict = || Error::SubmissionConflict { submission: submission.to_owned() };
+            return if extent.same_content(refs) { Ok(Reserved::Known(refs.clone())) } else { Err(conflict()) };
+        }
         if let Some(pack) = &state.pack
-            && let Some(offset) = pack.reserve(len, target)
+            && let Some(place) = pack.reserve(extent.len, target)
         {
-            return Ok((pack.clone(), offset, None));
+            return Ok(Reserved::Place { pack: pack.clone(), place, full: None });
         }
         let pack = Arc::new(OpenPack::create(&self.store, &self.owner)?);
         let full = state.pack.replace(pack.clone());
-        let offset = pack.reserve(len, u64::MAX).ok_or_else(|| pack.poisoned())?;
-        Ok((pack, offset, full))
+        let place = pack.reserve(extent.len, u64::MAX).ok_or_else(|| pack.poisoned())?;
+        Ok(Reserved::Place { pack, place, full })
     }
 
     fn remember(&self, submission: &str, refs: &[Ref]) {
+        let (name, refs) = (submission.to_owned(), refs.to_vec());
         let mut state = self.state();
-        if state.receipts.insert(submission.to_owned(), refs.to_vec()).is_none() {
-            state.receipt_order.push_back(submission.to_owned());
+        if state.receipts.insert(name.clone(), refs).is_none() {
+            state.receipt_order.push_back(name);
         }
         if state.receipt_order.len() > RECEIPTS_MAX
             && let Some(oldest) = state.receipt_order.pop_front()
@@ -119,12 +123,32 @@ impl Writer {
     }
 }
 
+/// What a submission is given.
+enum Reserved {
+    /// The references that it had before.
+    Known(Vec<Ref>),
+    Place {
+        pack: Arc<OpenPack>,
+        place: Place,
+        /// The pack that was full, to be sealed.
+        full: Option<Arc<OpenPack>>,
+    },
+}
+
+/// Where an extent goes, and below which offset all others were settled by then.
+struct Place {
+    offset: u64,
+    settled_below: u64,
+}
+
 /// A pack being written.
 #[derive(Debug)]
 struct OpenPack {
     name: String,
     file: Arc<dyn File>,
     tail: Mutex<Tail>,
+    /// Told when a sync is over, for the one who makes the next.
+    turn: Condvar,
     /// Told when no append is in flight.
     idle: Condvar,
 }
@@ -145,11 +169,11 @@ struct Tail {
     in_flight: BTreeSet<u64>,
     /// The first append that returned without being durable.
     lost_from: u64,
-    /// Appends whose bytes are written since the last sync began: the next one covers them.
-    written: Arc<Synced>,
-    /// How many.
-    written_count: u64,
-    /// Those of them that are still to be written, by offset.
+    /// Appends whose bytes are written, or handed in to be, since the last sync began: the next one covers them, and the first of
+    /// them makes it.
+    group: Arc<Synced>,
+    joined: Vec<pack::Slot>,
+    /// Bytes of those of them that are still to be written, by offset.
     gathered: BTreeMap<u64, Vec<u8>>,
     /// How many the last sync covered: as many will likely come again.
     covered_count: u64,
@@ -165,8 +189,8 @@ impl Tail {
             next,
             in_flight: BTreeSet::new(),
             lost_from: u64::MAX,
-            written: Arc::default(),
-            written_count: 0,
+            group: Arc::default(),
+            joined: Vec::new(),
             gathered: BTreeMap::new(),
             covered_count: 0,
             syncing: false,
@@ -178,6 +202,15 @@ impl Tail {
     /// Appends that begin below this offset are durable, as seen by the one in flight at `own`.
     fn settled_below(&self, own: u64) -> u64 {
         self.in_flight.first().map_or(own, |first| own.min(*first)).min(self.lost_from)
+    }
+
+    /// The append at `offset` is over: durable or not, and in the pack or not.
+    fn end(&mut self, offset: u64, durable: bool, slot: Option<pack::Slot>) {
+        self.in_flight.remove(&offset);
+        if !durable {
+            self.lost_from = self.lost_from.min(offset);
+        }
+        self.footer.extents.extend(slot);
     }
 }
 
@@ -201,10 +234,10 @@ impl OpenPack {
             return Err(Error::io("create", file_name, e));
         }
         let tail = Tail::new(header.len() as u64);
-        Ok(OpenPack { name, file, tail: Mutex::new(tail), idle: Condvar::new() })
+        Ok(OpenPack { name, file, tail: Mutex::new(tail), turn: Condvar::new(), idle: Condvar::new() })
     }
 
-    fn reserve(&self, len: u64, target: u64) -> Option<u64> {
+    fn reserve(&self, len: u64, target: u64) -> Option<Place> {
         let mut tail = self.tail();
         let offset = pack::place(tail.next, len);
         let end = offset.checked_add(len)?;
@@ -214,13 +247,14 @@ impl OpenPack {
         }
         tail.next = end;
         tail.in_flight.insert(offset);
-        Some(offset)
+        let settled_below = tail.settled_below(offset);
+        assert!(settled_below <= offset, "an append is not settled before it begins");
+        Some(Place { offset, settled_below })
     }
 
     /// Writes an extent at its place and waits until it is durable.
-    fn append(&self, offset: u64, submission: &str, extent: Encoded<'_>, durability: Durability) -> Result<Vec<Ref>> {
-        let settled_below = self.tail().settled_below(offset);
-        assert!(settled_below <= offset, "an append is not settled before it begins");
+    fn append(&self, place: Place, submission: &str, extent: Encoded<'_>, durability: Durability) -> Result<Vec<Ref>> {
+        let Place { offset, settled_below } = place;
         let gathers = durability == Durability::Machine && extent.len <= GATHERED_BYTES_MAX;
         let mut copy = gathers.then(|| Vec::with_capacity(usize::try_from(extent.len).unwrap_or(0)));
         let written = extent.write(&self.name, offset, settled_below, |bufs| match &mut copy {
@@ -230,25 +264,31 @@ impl OpenPack {
             }
             None => self.file.write_at(offset, bufs).map_err(|e| Error::io("write", self.place(offset), e)),
         });
-        let outcome = match written {
-            Ok(_) if durability == Durability::Process => written,
-            Ok((refs, header_len)) => self.settle(offset, copy).map(|()| (refs, header_len)),
-            Err(e) => Err(self.write_failed(e)),
+        let (refs, header_len) = match written {
+            Ok(written) => written,
+            Err(e) => {
+                let error = self.write_failed(e);
+                self.end(offset, None);
+                return Err(error);
+            }
         };
+        let slot = pack::Slot { offset, header_len, submission: submission.to_owned() };
+        match durability {
+            Durability::Process => self.end(offset, Some(slot)),
+            Durability::Machine => self.settle(slot, copy)?,
+        }
+        Ok(refs)
+    }
+
+    /// An append is over without being durable.
+    fn end(&self, offset: u64, slot: Option<pack::Slot>) {
         let mut tail = self.tail();
-        tail.in_flight.remove(&offset);
-        if outcome.is_err() || durability == Durability::Process {
-            tail.lost_from = tail.lost_from.min(offset);
-        }
-        if let Ok((_, header_len)) = outcome {
-            tail.footer.extents.push(pack::Slot { offset, header_len, submission: submission.to_owned() });
-        }
+        tail.end(offset, false, slot);
         let idle = tail.in_flight.is_empty();
         drop(tail);
         if idle {
             self.idle.notify_all();
         }
-        outcome.map(|(refs, _)| refs)
     }
 
     /// A full volume leaves the file usable: the place stays a gap, and is never written again, since whoever looks for
@@ -260,62 +300,70 @@ impl OpenPack {
         error
     }
 
-    /// Group commit: whoever finds no sync under way makes one for all that are written, or handed in to be; the others wait
-    /// for it. Each sync wakes those whom it covers, and one of those who came meanwhile, to make the next one.
-    fn settle(&self, offset: u64, unwritten: Option<Vec<u8>>) -> Result<()> {
-        let failed = |kind: io::ErrorKind| Error::io("write", self.place(offset), kind.into());
+    /// Group commit: the first of a group waits until no sync is under way, and makes one for all that have joined by then. The
+    /// others sleep until it is over, and need no lock to go on: what there is to note of them is noted by the first.
+    ///
+    /// 32 publishers of 4 KiB on ext4, nine runs by turns on a busy machine: 26,800 records/s (median), and 22,600 when each took the
+    /// lock as it woke. Of 9 to 14 ms for eight groups 6 to 10 are the disk's sync, and 2.2 is what a barrier takes to wake as many.
+    fn settle(&self, slot: pack::Slot, unwritten: Option<Vec<u8>>) -> Result<()> {
+        let offset = slot.offset;
         let mut tail = self.tail();
-        let group = tail.written.clone();
-        tail.written_count += 1;
+        let group = tail.group.clone();
+        tail.joined.push(slot);
         if let Some(bytes) = unwritten {
             tail.gathered.insert(offset, bytes);
         }
-        loop {
-            if let Some(outcome) = group.outcome() {
-                return (*outcome).map_err(failed);
+        if tail.joined.len() == 1 {
+            while tail.syncing {
+                tail = self.turn.wait(tail).unwrap_or_else(PoisonError::into_inner);
             }
-            if let Some(kind) = tail.failed {
-                drop(tail);
-                group.wake_all(); // none of them will make a sync
-                return Err(failed(kind));
-            }
-            if tail.syncing {
-                tail = group.wait(tail);
-            } else {
-                self.sync(tail);
-                tail = self.tail();
-            }
+            self.sync(tail);
+        } else {
+            drop(tail);
         }
+        (*group.wait_for_outcome()).map_err(|kind| Error::io("write", self.place(offset), kind.into()))
     }
 
     fn sync<'a>(&'a self, mut tail: MutexGuard<'a, Tail>) {
         tail.syncing = true;
         let before = tail.covered_count;
-        tail = let_join(&self.tail, tail, before, |tail| tail.written_count);
-        let covers = std::mem::take(&mut tail.written);
+        tail = let_join(&self.tail, tail, before, |tail| tail.joined.len() as u64);
+        let group = std::mem::take(&mut tail.group);
+        let joined = std::mem::take(&mut tail.joined);
         let gathered = std::mem::take(&mut tail.gathered);
-        tail.covered_count = std::mem::take(&mut tail.written_count);
+        tail.covered_count = joined.len() as u64;
+        let failed = tail.failed;
         drop(tail);
-        let written = self.write_gathered(&gathered);
-        // A full volume leaves the file usable, see `write_failed`. The kernel may have dropped the pages of a sync that failed:
-        // this file is never synced again.
-        let full = |e: &io::Error| matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        let ends = written.as_ref().is_err_and(|e| !full(e));
-        let synced = match written {
-            Ok(()) => self.file.sync_data().map_err(|e| (e.kind(), true)),
-            Err(e) => Err((e.kind(), ends)),
+        let synced = match failed {
+            Some(kind) => Err((kind, true)),
+            None => self.write_and_sync(&gathered),
         };
         let mut tail = self.tail();
         tail.syncing = false;
         if let Err((kind, true)) = synced {
             tail.failed = Some(kind);
         }
-        covers.settle(synced.map_err(|(kind, _)| kind));
-        let next = (tail.written_count > 0).then(|| tail.written.clone());
+        for slot in joined {
+            tail.end(slot.offset, synced.is_ok(), synced.is_ok().then_some(slot));
+        }
+        let (next, idle) = (!tail.joined.is_empty(), tail.in_flight.is_empty());
         drop(tail);
         // The next sync first: it is what the others wait for longest.
-        next.iter().for_each(|next| next.wake_one());
-        covers.wake_all();
+        if next {
+            self.turn.notify_one();
+        }
+        group.settle(synced.map_err(|(kind, _)| kind));
+        if idle {
+            self.idle.notify_all();
+        }
+    }
+
+    /// What failed, and whether that ends the file. A full volume leaves it usable, see `write_failed`. The kernel may have dropped
+    /// the pages of a sync that failed: this file is never synced again.
+    fn write_and_sync(&self, gathered: &BTreeMap<u64, Vec<u8>>) -> std::result::Result<(), (io::ErrorKind, bool)> {
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        self.write_gathered(gathered).map_err(|e| (e.kind(), !full(e.kind())))?;
+        self.file.sync_data().map_err(|e| (e.kind(), true))
     }
 
     /// One write for each run of extents without a gap between them: mostly one.

@@ -71,6 +71,52 @@ fn a_queue_that_died_as_it_registered_keeps_packs_and_loses_none() {
 }
 
 #[test]
+fn a_queue_that_left_holds_nothing_back_whoever_died_as_he_registered_it_once_more() {
+    let sim = SimFs::new(1);
+    let pack = publish(&store(&sim), "w");
+    let main = store(&sim).register("main").unwrap();
+    store(&sim).register("fork").unwrap().leave().unwrap();
+    // What dies between its two looks leaves the name that it made.
+    let dir = straw::Fs::open_dir(&sim, std::path::Path::new("/run/packs/pool")).unwrap();
+    dir.create_new("queue-fork").unwrap();
+    dir.sync().unwrap();
+    assert!(main.remove(&set(&[&pack])).unwrap() > 0);
+    assert!(matches!(store(&sim).register("fork"), Err(Error::QueueLeft { .. })));
+}
+
+#[test]
+fn a_crash_at_any_step_of_leaving_leaves_it_in_the_pool_or_out_of_it_and_it_can_leave_again() {
+    for point in 0.. {
+        let sim = SimFs::new(point);
+        let (gone, needed) = (publish(&store(&sim), "w"), publish(&store(&sim), "w"));
+        let main = store(&sim).register("main").unwrap();
+        let fork = store(&sim).register("fork").unwrap();
+        fork.remove(&set(&[&gone])).unwrap();
+        sim.crash_at(sim.mutations() + point);
+        let left = fork.leave();
+        for after in [sim.process_death(), sim.power_loss(point)] {
+            let store = store(&after);
+            match store.register("fork") {
+                Ok(fork) => {
+                    assert!(left.is_err(), "crash {point}: an acknowledged leave was lost");
+                    assert_eq!(store.register("main").unwrap().remove(&set(&[&needed])).unwrap(), 0);
+                    store.read(&needed).expect("it has not left");
+                    fork.leave().unwrap();
+                }
+                Err(e) => assert!(matches!(e, Error::QueueLeft { .. }), "crash {point}: {e}"),
+            }
+            assert!(matches!(store.register("fork"), Err(Error::QueueLeft { .. })));
+            assert!(store.register("main").unwrap().remove(&set(&[&gone, &needed])).unwrap() > 0);
+            assert!(packs(&store).is_empty());
+        }
+        drop(main);
+        if left.is_ok() {
+            return;
+        }
+    }
+}
+
+#[test]
 fn a_crash_at_any_write_of_a_removal_errs_to_keeping_and_the_next_one_finishes() {
     for point in 0.. {
         let sim = SimFs::new(point);
@@ -103,6 +149,21 @@ fn an_error_while_the_pool_is_listed_removes_nothing() {
     sim.fail_next_look();
     assert!(main.remove(&set(&[&one])).is_err());
     assert_eq!(packs(&store), set(&[&one]));
+}
+
+#[test]
+fn a_listing_that_lacks_even_the_one_who_asks_removes_nothing() {
+    let sim = SimFs::new(1);
+    let store = store(&sim);
+    let one = publish(&store, "w");
+    let main = store.register("main").unwrap();
+    let dir = straw::Fs::open_dir(&sim, std::path::Path::new("/run/packs/pool")).unwrap();
+    // As a mount that came back empty, or a page of a listing that was lost.
+    dir.remove("queue-main").unwrap();
+    assert_eq!(main.remove(&set(&[&one])).unwrap(), 0);
+    assert_eq!(packs(&store), set(&[&one]));
+    store.register("main").unwrap();
+    assert!(main.remove(&set(&[&one])).unwrap() > 0);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::*;
 use crate::Entry;
 use crate::Journal;
 use crate::queue::{BatchId, Class, DropCause, LeaseTerms, NewTask, Position, TaskId};
+use crate::sim_fs::random::Random;
 
 /// Counts what a thread has allocated.
 struct Counting;
@@ -269,20 +270,8 @@ fn what_is_written_today_is_in_the_corpora_and_is_decoded() {
     }
 }
 
-/// xorshift64*
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % end.max(1)
-    }
-}
-
 /// Changes bytes in a few places.
-fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
+fn mutate(random: &Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     const EDGES: [&[u8]; 8] = [
         &[0xff; 8],
         &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01], // the largest varint
@@ -293,27 +282,28 @@ fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
         &[0x7f],
         &[0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01], // ... that is a multiple of 64
     ];
-    let mut bytes = seeds[random.below(seeds.len())].clone();
-    for _ in 0..1 + random.below(4) {
-        let at = random.below(bytes.len());
-        match random.below(8) {
-            0 | 1 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-            2 if at < bytes.len() => bytes[at] = random.below(256) as u8,
+    let below = |end: usize| random.below(end as u64) as usize;
+    let mut bytes = seeds[below(seeds.len())].clone();
+    for _ in 0..1 + below(4) {
+        let at = below(bytes.len());
+        match below(8) {
+            0 | 1 if at < bytes.len() => bytes[at] ^= 1 << below(8),
+            2 if at < bytes.len() => bytes[at] = below(256) as u8,
             3 => bytes.truncate(at),
-            4 => drop(bytes.splice(at..at, EDGES[random.below(EDGES.len())].iter().copied())),
+            4 => drop(bytes.splice(at..at, EDGES[below(EDGES.len())].iter().copied())),
             5 => {
-                let edge = EDGES[random.below(EDGES.len())];
-                let end = (at + 1 + random.below(edge.len())).min(bytes.len());
+                let edge = EDGES[below(EDGES.len())];
+                let end = (at + 1 + below(edge.len())).min(bytes.len());
                 bytes.splice(at.min(end)..end, edge.iter().copied());
             }
             6 => {
-                let other = &seeds[random.below(seeds.len())];
-                let (from, len) = (random.below(other.len()), random.below(40));
+                let other = &seeds[below(seeds.len())];
+                let (from, len) = (below(other.len()), below(40));
                 let part = other[from..(from + len).min(other.len())].to_vec();
                 bytes.splice(at..at, part);
             }
             _ => {
-                let end = (at + random.below(8)).min(bytes.len());
+                let end = (at + below(8)).min(bytes.len());
                 bytes.drain(at.min(end)..end);
             }
         }
@@ -330,10 +320,10 @@ fn no_decoder_panics_or_takes_more_memory_than_its_input_allows() {
             checked(decoder, file, bytes);
         }
         let seeds: Vec<Vec<u8>> = files.into_values().filter(|bytes| !bytes.is_empty()).collect();
-        let mut random = Random(0x5EED_0000 + name.len() as u64);
+        let random = Random::new(0x5EED_0000 + name.len() as u64);
         let mut decoded = 0;
         for i in 0..mutations {
-            let bytes = mutate(&mut random, &seeds);
+            let bytes = mutate(&random, &seeds);
             decoded += usize::from(checked(decoder, &format!("mutation {i}"), &bytes));
         }
         assert!(

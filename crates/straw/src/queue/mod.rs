@@ -35,6 +35,7 @@ mod op;
 mod order;
 mod owners;
 mod refused;
+mod replay;
 mod settled;
 mod task;
 

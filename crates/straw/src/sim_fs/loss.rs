@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::inode::{Inode, Pending, put};
+use super::random::Random;
 use super::{Change, Names};
 
 const SECTOR: usize = 512;
@@ -16,7 +17,7 @@ pub(super) enum Mood {
 }
 
 impl Mood {
-    pub(super) fn of(random: &mut Random) -> Self {
+    pub(super) fn of(random: &Random) -> Self {
         match random.below(8) {
             0 => Mood::KeepsNothing,
             1 => Mood::KeepsAll,
@@ -24,7 +25,7 @@ impl Mood {
         }
     }
 
-    fn keeps(self, random: &mut Random) -> bool {
+    fn keeps(self, random: &Random) -> bool {
         match self {
             Mood::KeepsNothing => false,
             Mood::KeepsAll => true,
@@ -35,7 +36,7 @@ impl Mood {
 
 impl Names {
     /// Applies an arbitrary subset of the pending changes, as far as they make sense without the others.
-    pub(super) fn lose(&mut self, mood: Mood, random: &mut Random) {
+    pub(super) fn lose(&mut self, mood: Mood, random: &Random) {
         for change in std::mem::take(&mut self.pending) {
             if mood.keeps(random) {
                 change.apply(&mut self.durable);
@@ -69,7 +70,7 @@ impl Change {
 
 impl Inode {
     /// Decides about everything that is pending.
-    pub(super) fn lose(&mut self, mood: Mood, random: &mut Random) {
+    pub(super) fn lose(&mut self, mood: Mood, random: &Random) {
         for write in std::mem::take(&mut self.pending) {
             self.lose_one(&write, mood, random);
         }
@@ -77,7 +78,7 @@ impl Inode {
     }
 
     /// Decides about what one host had pending; the others' stays so.
-    pub(super) fn lose_of(&mut self, host: u32, mood: Mood, random: &mut Random) {
+    pub(super) fn lose_of(&mut self, host: u32, mood: Mood, random: &Random) {
         let (lost, kept) = std::mem::take(&mut self.pending).into_iter().partition(|w| w.host == host);
         self.pending = kept;
         for write in lost {
@@ -86,7 +87,7 @@ impl Inode {
         self.views.remove(&host);
     }
 
-    fn lose_one(&mut self, write: &Pending, mood: Mood, random: &mut Random) {
+    fn lose_one(&mut self, write: &Pending, mood: Mood, random: &Random) {
         if write.doomed {
             return;
         }
@@ -100,7 +101,7 @@ impl Inode {
 }
 
 /// Keeps a part of a write.
-fn tear(file: &mut Vec<u8>, offset: usize, bytes: &[u8], random: &mut Random) {
+fn tear(file: &mut Vec<u8>, offset: usize, bytes: &[u8], random: &Random) {
     let grown = file.len().max(offset + bytes.len());
     match random.below(4) {
         0 => put(file, offset, bytes.get(..random.below(bytes.len() as u64 + 1) as usize).unwrap_or_default()),
@@ -122,24 +123,5 @@ fn tear(file: &mut Vec<u8>, offset: usize, bytes: &[u8], random: &mut Random) {
                 at += sector.len();
             }
         }
-    }
-}
-
-/// splitmix64 (Steele, Lea, Flood 2014).
-#[derive(Clone, Debug, Default)]
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`; 0 when `n` is 0.
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.next().checked_rem(n).unwrap_or(0)
     }
 }

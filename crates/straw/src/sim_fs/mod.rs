@@ -27,9 +27,11 @@ use crate::fs::{Dir, Entry, File, Fs};
 
 mod inode;
 mod loss;
+pub(crate) mod random;
 
 use inode::Inode;
-use loss::{Mood, Random};
+use loss::Mood;
+use random::Random;
 
 /// A failure to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +101,7 @@ impl std::fmt::Debug for SimFs {
 impl SimFs {
     /// An empty file system.
     pub fn new(seed: u64) -> Self {
-        SimFs { disk: Arc::new(Mutex::new(Disk { random: Random(seed), ..Disk::default() })), host: 0 }
+        SimFs { disk: Arc::new(Mutex::new(Disk { random: Random::new(seed), ..Disk::default() })), host: 0 }
     }
 
     /// Crash at the mutating operation of this number (the first is 0): it has an effect that may be lost, fails, and so
@@ -153,13 +155,13 @@ impl SimFs {
     /// What a new process finds after the machine lost power: what was durable, and what `seed` makes of the rest.
     pub fn power_loss(&self, seed: u64) -> SimFs {
         let mut disk = self.disk().clone();
-        let mut random = Random(seed);
-        let mood = Mood::of(&mut random);
+        let random = Random::new(seed);
+        let mood = Mood::of(&random);
         for names in disk.dirs.values_mut() {
-            names.lose(mood, &mut random);
+            names.lose(mood, &random);
         }
         for inode in &mut disk.inodes {
-            inode.lose(mood, &mut random);
+            inode.lose(mood, &random);
         }
         disk.restart();
         disk.random = random;
@@ -177,10 +179,10 @@ impl SimFs {
     /// Names that it changed stay, since the volume's own server has them.
     pub fn host_loss(&self, seed: u64) {
         let mut disk = self.disk();
-        let mut random = Random(seed);
-        let mood = Mood::of(&mut random);
+        let random = Random::new(seed);
+        let mood = Mood::of(&random);
         let host = self.host;
-        disk.inodes.iter_mut().for_each(|inode| inode.lose_of(host, mood, &mut random));
+        disk.inodes.iter_mut().for_each(|inode| inode.lose_of(host, mood, &random));
         disk.lost.insert(host);
         let now_ms = disk.now_ms;
         disk.lost_ms.insert(host, now_ms);
@@ -207,11 +209,10 @@ impl SimFs {
     /// The system writes back some bytes that nobody has synced yet.
     pub fn write_back(&self, seed: u64) {
         let mut disk = self.disk();
-        let mut random = Random(seed);
+        let random = Random::new(seed);
         let dirty: Vec<usize> =
             disk.inodes.iter().enumerate().filter(|(_, i)| !i.pending.is_empty()).map(|(at, _)| at).collect();
-        let pick = random.below(dirty.len() as u64) as usize;
-        if let Some(inode) = dirty.get(pick).and_then(|at| disk.inodes.get_mut(*at)) {
+        if let Some(inode) = random.pick(&dirty).and_then(|at| disk.inodes.get_mut(*at)) {
             inode.write_back(random.next() as usize);
         }
     }

@@ -46,6 +46,9 @@ impl Coordinator {
         };
         let mut queue = world.facts().lines[line].claimed(&found, acked);
         world.facts().note_removable();
+        if world.facts().leaving[line] {
+            return None; // it was told to leave meanwhile: its journal is not used any more
+        }
         queue.begin_epoch(found.epoch);
         world.count(|c| c.claims += 1);
         let writer = store.writer(&format!("conductor-{line}")).unwrap();
@@ -140,7 +143,7 @@ impl Coordinator {
     pub fn step(&mut self, world: &World) {
         let random = &world.random;
         let now_ms = world.now_ms();
-        match random.below(27) {
+        match random.below(28) {
             0..5 => self.submit(world),
             5..9 => self.batch(world),
             9 | 10 => {
@@ -181,6 +184,7 @@ impl Coordinator {
             22 => self.consumers(world),
             23 => self.fork(world),
             24 => self.compact(world),
+            25 => self.leave(world),
             _ => {
                 let task = self.queue.tasks().next().map(|t| t.id);
                 if let Some(task) = task {
@@ -363,8 +367,16 @@ impl Coordinator {
             }
             return;
         };
-        if self.store.register(NAMES[1]).is_err() {
-            return;
+        match self.store.register(NAMES[1]) {
+            Ok(_) => {}
+            // It had begun, and is over already.
+            Err(Error::QueueLeft { .. }) => {
+                assert!(world.facts().leaving[1], "a queue has left that nobody told to");
+                let op = self.queue.end_hold(NAMES[1]).expect("it was held");
+                self.commit(world, &[op]);
+                return;
+            }
+            Err(_) => return,
         }
         let state = postcard::to_stdvec(&self.queue.fork(&checkpoint).unwrap()).unwrap();
         {
@@ -390,6 +402,47 @@ impl Coordinator {
         }
         let op = self.queue.end_hold(NAMES[1]).expect("it was held");
         self.commit(world, &[op]);
+    }
+}
+
+impl Coordinator {
+    /// Leaves the pool for good, if another queue stays in it: the run is over, and its fork goes on, or the other way round.
+    fn leave(&mut self, world: &World) {
+        let other_stays = |world: &World| {
+            let other = 1 - self.line;
+            let facts = world.facts();
+            facts.in_use().contains(&other) && facts.registered[other]
+        };
+        if self.over || self.queue.forks().next().is_some() || self.journal.confirm().is_err() {
+            return;
+        }
+        if other_stays(world) && self.is_newest(world) {
+            world.facts().leaving[self.line] = true;
+            self.over = true;
+            leave(world, self.member.clone(), self.line);
+        }
+    }
+}
+
+fn leave(world: &World, member: Member, line: usize) {
+    if member.leave().is_ok() {
+        world.facts().left[line] = true;
+        world.facts().note_removable();
+        world.count(|c| c.left += 1);
+    }
+}
+
+/// Ends a leave that was interrupted.
+pub fn leave_again(world: &World, sim: &SimFs, line: usize) {
+    let Ok(store) = store(world, sim) else { return };
+    let left = world.facts().left[line];
+    match store.register(NAMES[line]) {
+        Ok(member) => {
+            assert!(!left, "a queue that had left came back");
+            leave(world, member, line);
+        }
+        Err(Error::QueueLeft { .. }) => world.facts().left[line] = true,
+        Err(_) => {}
     }
 }
 

@@ -19,6 +19,10 @@ pub struct Facts {
     may_go: BTreeSet<String>,
     /// Lines whose registration in the pool was acknowledged.
     pub registered: [bool; LINES],
+    /// Lines that were told to leave the pool. Nobody uses their journals from then on, and they keep no pack.
+    pub leaving: [bool; LINES],
+    /// Lines whose leave was acknowledged.
+    pub left: [bool; LINES],
     /// Acknowledged publishes and receipts. A process that was frozen while its successor started may publish what that one
     /// has found already: both copies are good, and the queue takes one.
     pub published: BTreeMap<String, BTreeSet<Vec<Ref>>>,
@@ -169,10 +173,20 @@ impl Facts {
         refs.iter().any(|r| self.may_go.contains(&r.pack))
     }
 
+    /// The lines whose queues are used: one that has begun, and was not told to leave.
+    pub fn in_use(&self) -> Vec<usize> {
+        (0..LINES).filter(|line| (*line == 0 || self.lines[*line].begun) && !self.leaving[*line]).collect()
+    }
+
+    /// A line that was told to leave, and may have left or not.
+    pub fn half_left(&self) -> Option<usize> {
+        (0..LINES).find(|line| self.leaving[*line] && !self.left[*line])
+    }
+
     /// Notes the packs that every queue has given up which is registered now: who comes later does not need them.
     pub fn note_removable(&mut self) {
-        let users = self.lines.iter().zip(self.registered).filter(|(_, registered)| *registered);
-        let users: Vec<&Line> = users.map(|(line, _)| line).collect();
+        let users: Vec<&Line> =
+            (0..LINES).filter(|i| self.registered[*i] && !self.leaving[*i]).map(|i| &self.lines[i]).collect();
         let Some((first, rest)) = users.split_first() else { return };
         let all = first.given_up.iter().filter(|pack| rest.iter().all(|line| line.given_up.contains(*pack)));
         self.may_go.extend(all.cloned());

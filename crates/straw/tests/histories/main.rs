@@ -7,7 +7,9 @@
 //! * nothing acknowledged is lost, and the journal's history never changes once it has been told to anyone;
 //! * nothing is there that nobody tried, and nothing that was refused or never acknowledged counts as accepted elsewhere;
 //! * no pack that durable state reaches is removed, and whatever was published reads back identical for as long;
-//! * receipts are stable: the same submission has the same references and the same position for ever.
+//! * receipts are stable: the same submission has the same references and the same position for ever;
+//! * a queue that leaves the pool keeps nothing from going that the other one gave up, takes nothing that the other one needs, and
+//!   never comes back.
 //!
 //! A failing seed is printed and does the same again: `STRAW_SEED=n cargo test --release -p straw --test histories`. A longer
 //! search: `STRAW_SEEDS=1000000`, from `STRAW_FIRST_SEED`.
@@ -21,6 +23,7 @@
 
 mod coordinator;
 mod facts;
+#[path = "../../src/sim_fs/random.rs"]
 mod random;
 #[path = "../support/mod.rs"]
 mod support;

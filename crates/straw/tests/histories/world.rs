@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use straw::{Fault, Fs, SimFs, Store, inspect, verify};
+use straw::{Error, Fault, Fs, SimFs, Store, inspect, verify};
 
-use crate::coordinator::{Coordinator, store};
-use crate::facts::Facts;
+use crate::coordinator::{Coordinator, leave_again, store};
+use crate::facts::{Facts, LINES};
 use crate::random::Random;
 use crate::support::Hooked;
 use crate::worker::Worker;
@@ -41,6 +41,8 @@ pub struct Counts {
     pub forgotten: u64,
     pub forks: u64,
     pub fork_steps: u64,
+    pub left: u64,
+    pub gone_with_a_queue: u64,
     pub removals: u64,
     pub checkpoints: u64,
     pub rollbacks: u64,
@@ -56,7 +58,7 @@ pub struct Counts {
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
         each!(@ $of, $with, $do, steps operations claims fenced txns pipelined pipelines_lost publishes accepted republished snapshots abandoned locked_out
-            moves old_parts_read resolved retired forgotten forks fork_steps removals
+            moves old_parts_read resolved retired forgotten forks fork_steps left gone_with_a_queue removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };
     (@ $of:expr, $with:expr, $do:expr, $($name:ident)*) => { $($do(stringify!($name), &mut $of.$name, $with.$name);)* };
@@ -243,7 +245,7 @@ impl World {
             0..8 => self.start_coordinator(),
             8..14 => self.start_worker(),
             14..54 => {
-                let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+                let line = self.some_line();
                 self.with_coordinator(line, |c| c.step(self));
                 self.count(|c| c.fork_steps += line as u64);
             }
@@ -256,9 +258,20 @@ impl World {
         }
     }
 
+    /// One that is used; mostly the run's.
+    fn some_line(&self) -> usize {
+        let lines = self.facts().in_use();
+        let at = usize::from(lines.len() > 1 && self.random.below(3) == 0);
+        lines[at]
+    }
+
     fn start_coordinator(&self) {
+        let half_left = self.facts().half_left();
+        if let Some(line) = half_left {
+            leave_again(self, &self.host(), line);
+        }
         // Mostly because the one before is over, at times beside it.
-        let line = usize::from(self.random.below(3) == 0 && self.facts().lines[1].begun);
+        let line = self.some_line();
         let alive = self.coordinators.borrow().iter().flatten().filter(|c| !c.over && c.line == line).count();
         if alive > 0 && self.random.below(4) > 0 {
             return;
@@ -387,12 +400,17 @@ impl World {
         }
         let errors = verify(&self.sim(), "/run").map(|v| v.errors).unwrap_or_default();
         assert_eq!(errors, [], "a crash is not damage");
-        let lines = 1 + usize::from(self.facts().lines[1].begun);
+        for line in (0..LINES).filter(|line| self.facts().leaving[*line]) {
+            leave_again(self, &self.host(), line);
+            assert!(self.facts().left[line], "a quiet volume lets it leave");
+        }
         let start = |line| Coordinator::start(self, self.host(), line).expect("a quiet volume is claimed");
-        let mut coordinators: Vec<_> = (0..lines).map(start).collect();
+        let lines = self.facts().in_use();
+        let mut coordinators: Vec<_> = lines.iter().map(|line| start(*line)).collect();
         self.check(&coordinators[0].store);
         for step in 0..20 {
-            coordinators[step % lines].step(self);
+            let at = step % coordinators.len();
+            coordinators[at].step(self);
         }
         coordinators.iter_mut().for_each(|c| c.accepts_new_work(self));
         for at in 0..WORKERS {
@@ -401,21 +419,27 @@ impl World {
         }
         drop(coordinators);
         self.power_cut();
-        let lines = 1 + usize::from(self.facts().lines[1].begun);
-        let coordinators: Vec<_> = (0..lines).map(start).collect();
+        let lines = self.facts().in_use();
+        let coordinators: Vec<_> = lines.iter().map(|line| start(*line)).collect();
         self.check(&coordinators[0].store);
         assert_eq!(inspect(&self.sim(), "/run").unwrap().errors, []);
     }
 
     fn check(&self, store: &Store) {
         let facts = self.facts();
-        for r in facts.lines.iter().flat_map(|line| line.model.live_refs()) {
+        let (used, left): (Vec<usize>, Vec<usize>) = (0..LINES).partition(|line| !facts.leaving[*line]);
+        for r in used.iter().flat_map(|line| facts.lines[*line].model.live_refs()) {
             store.read(r).expect("durable state refers to it");
         }
+        for r in left.iter().flat_map(|line| facts.lines[*line].model.live_refs()) {
+            let gone = matches!(store.read(r), Err(Error::PackMissing { .. }));
+            self.count(|c| c.gone_with_a_queue += u64::from(gone));
+            assert!(!gone || facts.is_retired(std::slice::from_ref(r)), "the queue that stays had not given it up");
+        }
         for (line, r) in
-            facts.lines.iter().flat_map(|line| facts.published.values().flatten().flatten().map(move |r| (line, r)))
+            used.iter().flat_map(|line| facts.published.values().flatten().flatten().map(move |r| (line, r)))
         {
-            let to = line.model.resolve(r);
+            let to = facts.lines[*line].model.resolve(r);
             if to != *r {
                 store.read(&to).expect("a record that was moved is where it is said to be");
                 self.count(|c| c.resolved += 1);

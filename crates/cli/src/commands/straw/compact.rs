@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 use straw::compact::{Sparse, copy, sparse};
 use straw::queue::Op;
-use straw::{Journal, PackInfo, RealFs, Store};
+use straw::{Inspection, Journal, PackInfo, RealFs, Store};
 
-use super::journaled::{journaled, queue_of};
-use super::pool::{journal_of, look, packs_of, pool_of, size};
+use super::journaled::journaled;
+use super::look::Look;
+use super::pool::{journal_of, packs_of, pool_of, size};
 use crate::{
     args::{Output, StrawCompact},
     display::say,
@@ -30,7 +31,9 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
     let (plan, freed) = if args.yes {
         act(&pool, &journal, args.live_percent)?
     } else {
-        (sparse(&sealed(&pool)?, &queue_of(&journal)?, args.live_percent, stays), 0)
+        let look = whole(&pool)?;
+        let queue = look.known().context("the journal was read")?;
+        (sparse(&sealed(&look.found), queue, args.live_percent, stays), 0)
     };
     if args.folder.output == Output::Json {
         let one =
@@ -48,24 +51,41 @@ fn stays(owner: &str) -> bool {
     straw::Archive::is_owner(owner)
 }
 
+/// A store whose journal can be read and whose packs are there: by a journal that is gone nothing would be needed.
+fn whole(pool: &Path) -> Result<Look> {
+    let look = Look::at(pool)?;
+    if let Some(one) = look.found.errors.first() {
+        bail!(
+            "{}: {}: {}: nothing is moved, nor given back, in a store that is not sound\n  \
+             fix: `thresh straw verify` names all that is damaged or missing; restore it from a copy",
+            pool.display(),
+            one.file,
+            one.what
+        )
+    }
+    match look.queue {
+        Some(Err(error)) => Err(error),
+        _ => Ok(look),
+    }
+}
+
 /// The packs as whoever only looks may see them, without asking for a lock: as they are once the run has stopped.
-fn sealed(pool: &Path) -> Result<Vec<PackInfo>> {
-    let found = look(pool)?;
-    let info = |pack: straw::PackReport| PackInfo {
-        name: pack.name,
-        owner: pack.owner,
+fn sealed(found: &Inspection) -> Vec<PackInfo> {
+    let info = |pack: &straw::PackReport| PackInfo {
+        name: pack.name.clone(),
+        owner: pack.owner.clone(),
         bytes: pack.bytes,
         sealed: pack.sealed,
         abandoned: !pack.sealed,
     };
-    Ok(found.packs.into_iter().map(info).collect())
+    found.packs.iter().map(info).collect()
 }
 
 /// Claims the journal, and moves. What is interrupted is finished by the next call, or removed by the run's own collector.
 fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u64)> {
     let name = || journal.display().to_string();
     // What is there is understood before anyone is fenced.
-    queue_of(journal)?;
+    whole(pool)?;
     let store = Store::open(RealFs::new(), packs_of(pool))?;
     if let Some(pack) = store.packs()?.into_iter().find(|pack| !pack.sealed && !pack.abandoned) {
         bail!(

@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::json;
-use straw::{Inspection, owners::live_bytes};
+use straw::{Inspection, QueueReport, owners::live_bytes, pool::MAIN};
 
-use super::journaled::queue_of;
-use super::pool::{journal_of, look, pool_of, size};
+use super::look::Look;
+use super::pool::{pool_of, size};
 use crate::{
     args::{Output, StrawFolder},
     display::say,
@@ -26,6 +26,8 @@ struct OfWriter {
     live: Option<u64>,
     /// Bytes of packs that nothing needs and that are sealed: what the next collection can give back.
     free: Option<u64>,
+    /// Bytes of packs that only other queues of the pool may need.
+    for_others: Option<u64>,
 }
 
 /// The whole.
@@ -45,22 +47,19 @@ struct Usage {
 /// Tells where the bytes of a store are.
 pub fn du(args: &StrawFolder) -> Result<u8> {
     let pool = pool_of(args)?;
-    let found = look(&pool)?;
+    let look = Look::at(&pool)?;
     // A journal that cannot be read says nothing of what is needed; the sizes are known all the same.
-    let queue = journal_of(&pool).map(|journal| queue_of(&journal));
-    let live = match &queue {
-        Some(Ok(queue)) => Some(live_bytes(queue)),
-        _ => None,
-    };
-    let usage = usage(&found, live.as_ref(), others(&pool));
+    let live = look.known().map(live_bytes);
+    let usage = usage(&look.found, live.as_ref(), others(&pool));
     if args.output == Output::Json {
         say(&json!(usage).to_string());
         return Ok(0);
     }
-    if let Some(Err(error)) = queue {
+    if let Some(Err(error)) = &look.queue {
         say(&format!("what is needed is not known: {error:#}"));
     }
     human(&usage).iter().for_each(|line| say(line));
+    look.hint().iter().for_each(|line| say(line));
     Ok(0)
 }
 
@@ -73,8 +72,12 @@ fn usage(found: &Inspection, live: Option<&BTreeMap<String, u64>>, others: BTree
         of.bytes += pack.bytes;
         if let Some(live) = live {
             let needed = live.get(&pack.name).copied();
+            let unneeded = if needed.is_none() && pack.sealed { pack.bytes } else { 0 };
+            let keeps = |queue: &&QueueReport| !queue.left && queue.name != MAIN && !queue.gave_up.contains(&pack.name);
+            let kept = found.queues.iter().any(|queue| keeps(&queue));
             *of.live.get_or_insert(0) += needed.unwrap_or(0);
-            *of.free.get_or_insert(0) += if needed.is_none() && pack.sealed { pack.bytes } else { 0 };
+            *of.free.get_or_insert(0) += if kept { 0 } else { unneeded };
+            *of.for_others.get_or_insert(0) += if kept { unneeded } else { 0 };
         }
     }
     if let Some(journal) = &found.journal {
@@ -112,11 +115,16 @@ fn human(usage: &Usage) -> Vec<String> {
     let mut lines = Vec::new();
     for (writer, of) in &usage.writers {
         let open = if of.open == 0 { String::new() } else { format!(", {} open", of.open) };
-        let needed = match (of.live, of.free) {
-            (Some(live), Some(0)) => format!("  {} needed", size(live)),
-            (Some(live), Some(free)) => format!("  {} needed  {} can be given back", size(live), size(free)),
-            _ => String::new(),
-        };
+        let told = |bytes: Option<u64>, what: &str| bytes.map(|bytes| format!("  {} {what}", size(bytes)));
+        let some = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0);
+        let needed: String = [
+            told(of.live, "needed"),
+            told(some(of.free), "can be given back"),
+            told(some(of.for_others), "kept for other queues"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
         lines.push(format!("{:>9}  packs of {writer}  {}{open}{needed}", size(of.bytes), api::count(of.packs, "pack")));
     }
     if usage.journal_bytes > 0 {

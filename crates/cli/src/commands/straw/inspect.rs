@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use straw::Inspection;
 use straw::mount_probe::{Finding, MountReport, Seen, probe, self_test};
 
-use super::pool::{look, pool_of};
+use super::look::Look;
+use super::pool::pool_of;
 use crate::{
     FAILED,
     args::{Output, StrawFolder, StrawInspect},
@@ -82,7 +83,7 @@ impl Ground {
 pub fn inspect(args: &StrawInspect) -> Result<u8> {
     let pool = pool_of(&args.folder)?;
     let ground = Ground::of(&pool, args.self_test)?;
-    show(&args.folder, &look(&pool)?, None, Some(&ground))
+    show(&args.folder, &Look::at(&pool)?.found, None, Some(&ground))
 }
 
 /// Checks a store.
@@ -131,6 +132,11 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
             say(&format!("snapshot {}  up to transaction {}  {} bytes", snapshot.file, snapshot.last, snapshot.bytes));
         }
     }
+    for queue in found.queues.iter().filter(|_| found.queues.len() > 1) {
+        let gave_up =
+            || format!("uses the packs; gave up {} that others may need", api::count(queue.gave_up.len(), "pack"));
+        say(&format!("queue    {}  {}", queue.name, if queue.left { "has left".to_owned() } else { gave_up() }));
+    }
     if let Some(rules) = &rules {
         say(&format!(
             "rules    {} groups drawn, {} finished, {} in {} batches, {} open;  {} steps committed, {} replayed;  \
@@ -146,13 +152,17 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
             rules.lost,
         ));
     }
-    if let Some(Soundness { named, rules: Some(_), .. }) = verified {
-        say(&format!(
-            "named    {}, {} and {} that the journal names were read and are whole",
-            api::count(named.records, "record"),
-            api::count(named.commits, "commit"),
-            api::count(named.weights, "folder") + " of weights",
-        ));
+    if let Some(Soundness { named, rules, .. }) = verified {
+        let records = api::count(named.records, "record");
+        let all = match rules {
+            Some(_) => format!(
+                "{records}, {} and {} of weights",
+                api::count(named.commits, "commit"),
+                api::count(named.weights, "folder")
+            ),
+            None => records,
+        };
+        say(&format!("named    {all} that the journal names were read and are whole"));
     }
     match verified {
         Some(verified) => verified.complaints().iter().for_each(|complaint| say(complaint)),

@@ -50,7 +50,8 @@ pub fn journaled(snapshot: Option<&[u8]>, txns: &[straw::Txn]) -> Result<Journal
     }
 }
 
-fn of_a_queue(snapshot: Option<&[u8]>, records: &[&[u8]]) -> Option<Queue> {
+/// The queue of a journal of straw's own operations.
+pub fn of_a_queue(snapshot: Option<&[u8]>, records: &[&[u8]]) -> Option<Queue> {
     let mut queue: Queue = match snapshot {
         Some(bytes) => postcard::from_bytes(bytes).ok()?,
         None => Queue::new(),

@@ -3,7 +3,8 @@
 mod compact;
 mod du;
 mod inspect;
-mod journaled;
+pub mod journaled;
+mod look;
 mod owners;
 mod pool;
 mod repair;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
 use straw::owners::{Holder, Need, holders};
 
-use super::journaled::queue_of;
-use super::pool::{journal_of, pool_of, size};
+use super::look::Look;
+use super::pool::{pool_of, size};
 use crate::{
     args::{Output, StrawFolder},
     display::say,
@@ -16,18 +16,26 @@ use crate::{
 /// Tells who still needs which packs.
 pub fn owners(args: &StrawFolder) -> Result<u8> {
     let pool = pool_of(args)?;
-    let Some(journal) = journal_of(&pool) else {
-        anyhow::bail!(
-            "{}: there is no journal here, and only a journal says who needs what\n  fix: name the run's folder, not its packs",
-            pool.display()
-        );
+    let look = Look::at(&pool)?;
+    let others: Vec<String> = look.others().into_iter().map(str::to_owned).collect();
+    let hint = look.hint();
+    let Some(queue) = look.queue else {
+        let fix = match hint {
+            Some(_) => "restore the journal from a copy",
+            None => "name the run's folder, not its packs",
+        };
+        bail!("{}: there is no journal here, and only a journal says who needs what\n  fix: {fix}", pool.display());
     };
-    let found = holders(&queue_of(&journal)?);
+    let found = holders(&queue?);
     if args.output == Output::Json {
-        say(&json!({ "owners": found }).to_string());
+        say(&json!({"owners": found, "otherQueues": others}).to_string());
         return Ok(0);
     }
     human(&found).iter().for_each(|line| say(line));
+    if !others.is_empty() {
+        say(&format!("packs are shared with {}: their journals say what they need", others.join(", ")));
+    }
+    hint.iter().for_each(|line| say(line));
     Ok(0)
 }
 

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use local::status_file::StatusFile;
-use straw::{Inspection, RealFs};
 
 use crate::{args::StrawFolder, find_run::run_dir_of};
 
@@ -55,11 +54,6 @@ pub fn journal_of(pool: &Path) -> Option<PathBuf> {
 pub fn packs_of(pool: &Path) -> PathBuf {
     let inside = pool.join("packs");
     if inside.is_dir() { inside } else { pool.to_owned() }
-}
-
-/// What is in a store, without its payloads.
-pub fn look(pool: &Path) -> Result<Inspection> {
-    straw::inspect(&*RealFs::new(), pool).with_context(|| pool.display().to_string())
 }
 
 /// Bytes for people: `512 B`, `1.5 KiB`, `20 MiB`.

@@ -8,6 +8,7 @@ use straw::RealFs;
 use straw::repair::{Action, SET_ASIDE, act, plan_journal, plan_packs};
 
 use super::journaled::queue_of;
+use super::look::Look;
 use super::pool::{journal_of, packs_of, pool_of, size};
 use crate::{
     FAILED,
@@ -54,8 +55,11 @@ fn remaining(pool: &Path, plan: &[Action], done: bool) -> Result<Vec<String>> {
         let is = |of: &str| file.rsplit('/').next() == Some(of);
         !done && plan.iter().any(|action| matches!(action, Action::SetAside { file, .. } if is(file)))
     };
-    let found = straw::verify(&*RealFs::new(), pool).with_context(|| pool.display().to_string())?;
-    let errors = found.errors.iter().filter(|one| !mended(&one.file));
+    let mut found = straw::verify(&*RealFs::new(), pool).with_context(|| pool.display().to_string())?.errors;
+    // What is missing has no bytes that could be wrong.
+    let missing = Look::at(pool)?.found.errors.into_iter().filter(|one| !found.contains(one)).collect::<Vec<_>>();
+    found.extend(missing);
+    let errors = found.iter().filter(|one| !mended(&one.file));
     Ok(errors.map(|one| format!("{} at byte {}: {}", one.file, one.offset, one.what)).collect())
 }
 

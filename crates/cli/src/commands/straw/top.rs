@@ -8,8 +8,7 @@ use jiff::Zoned;
 use serde::Serialize;
 use serde_json::json;
 
-use super::journaled::queue_of;
-use super::pool::{journal_of, look, pool_of, size};
+use super::pool::{pool_of, size};
 use crate::{
     args::{Output, StrawTop},
     display::say,
@@ -65,10 +64,11 @@ pub fn top(args: &StrawTop) -> Result<u8> {
 }
 
 fn look_at(pool: &Path) -> Result<Look> {
-    let found = look(pool)?;
-    let journal = found.journal.as_ref();
+    let look = super::look::Look::at(pool)?;
     // A journal of something else, or one that is damaged, has no depths to show.
-    let queue = journal_of(pool).and_then(|journal| queue_of(&journal).ok());
+    let queue = look.known();
+    let found = &look.found;
+    let journal = found.journal.as_ref();
     Ok(Look {
         packs: found.packs.len() as u64,
         open: found.packs.iter().filter(|pack| !pack.sealed).count() as u64,
@@ -109,7 +109,7 @@ fn line(time: &str, now: &Look, past: Option<(f64, &Look)>) -> String {
         );
     }
     if now.damage > 0 {
-        line += &format!("  {}: look with `thresh straw verify`", api::count(now.damage, "damaged place"));
+        line += &format!("  {} damaged or missing: look with `thresh straw verify`", api::count(now.damage, "place"));
     }
     line
 }
