@@ -192,7 +192,7 @@ impl<'a> Process<'a> {
         let packs = self.retry(|p| p.store.packs())?;
         let one = compact::sparse(&packs, &self.queue, 100, |_| false).into_iter().next().expect("something is needed");
         let copier = self.store.writer("copier").unwrap();
-        let moves = self.retry(|p| compact::copy(&p.store, &copier, &one.live))?;
+        let moves = self.retry(|p| compact::copy(&p.store, &copier, &one.pack, &one.live))?;
         let op = self.queue.move_records(&moves).unwrap();
         self.commit(&[op])?;
         assert!(!self.queue.is_live(&one.pack), "nothing is left behind");

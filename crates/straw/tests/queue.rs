@@ -14,7 +14,7 @@ const TERMS: LeaseTerms = LeaseTerms { duration_ms: 50, per_worker_max: 3 };
 const WORKERS: [&str; 3] = ["a", "b", "c"];
 
 fn reference(n: u64) -> Ref {
-    Ref { pack: format!("w-{n:016x}"), offset: 64, len: 100, head: 30, crc: n as u32 }
+    Ref { pack: format!("w-{n:016x}"), offset: 64, len: 100, head: 30, crc: n as u32, ..Ref::default() }
 }
 
 fn new_task(id: u64, attempts_max: u32) -> NewTask {
@@ -676,6 +676,7 @@ fn a_task_life_costs_few_bytes_in_the_journal() {
             len: 40_000,
             head: 300,
             crc: u32::MAX,
+            ..Ref::default()
         };
         let Ok(Completion::Accept(op)) = q.offer(TaskId(id), &format!("g{id}-1.{id}"), &[r]) else { panic!() };
         go(&mut q, op);

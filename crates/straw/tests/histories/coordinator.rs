@@ -330,7 +330,7 @@ impl Coordinator {
         let Ok(packs) = self.store.packs() else { return };
         let sparse = compact::sparse(&packs, &self.queue, 100, |_| false);
         let Some(one) = world.random.pick(&sparse) else { return };
-        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.live) else { return };
+        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.pack, &one.live) else { return };
         // Others acted while it was copied: what is not needed any more stays, and the copies may have been collected.
         let op = match self.queue.move_records(&moves) {
             Ok(op) => op,
