@@ -14,6 +14,7 @@ use crate::durability::Durability;
 use crate::frame::Bad;
 use crate::front::{Fetch, Front, Places, usize_range};
 use crate::fs::{Dir, File, Fs};
+use crate::head::HeadTensor;
 use crate::limits::{OWNER_BYTES_MAX, RECORD_BYTES_MAX, at_most, name as check_name};
 use crate::pack::{self, file_name};
 use crate::record::Record;
@@ -200,17 +201,7 @@ impl Store {
     pub fn read_rows(&self, reference: &Ref, name: &str, rows: Range<u64>) -> Result<Tensor> {
         let front = self.front(reference)?;
         let (tensor, places) = front.tensor(name)?;
-        let mut shape = tensor.shape.clone();
-        let count = shape.first().copied().unwrap_or(0);
-        if rows.start > rows.end || rows.end > count {
-            let what = format!("rows {rows:?} are outside its {count} rows");
-            return Err(Error::Tensor { name: name.to_owned(), what });
-        }
-        let row_bytes = tensor.len().checked_div(count).unwrap_or(0);
-        let wanted = rows.start * row_bytes..rows.end * row_bytes;
-        if let Some(first) = shape.first_mut() {
-            *first = rows.end - rows.start;
-        }
+        let (shape, wanted) = row_bytes(tensor, &rows)?;
         let blocks = front.blocks_around(&wanted);
         let from = blocks.start as u64 * front.head.block;
         let bytes = match places {
@@ -239,8 +230,7 @@ impl Store {
     /// Names, types and shapes of a record's tensors; reads the head alone.
     pub fn tensors(&self, reference: &Ref) -> Result<Vec<TensorInfo>> {
         let front = self.front(reference)?;
-        let info =
-            |t: &crate::head::HeadTensor| TensorInfo { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() };
+        let info = |t: &HeadTensor| TensorInfo { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() };
         Ok(front.head.tensors.iter().map(info).collect())
     }
 
@@ -355,7 +345,7 @@ impl Store {
         Error::NotVisible { path: file_name(pack), offset }
     }
 
-    fn file(&self, name: &str) -> Result<Arc<dyn File>> {
+    pub(crate) fn file(&self, name: &str) -> Result<Arc<dyn File>> {
         {
             let mut cache = self.cache();
             cache.tick += 1;
@@ -405,6 +395,21 @@ impl Store {
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.inner.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Shape of some rows of a tensor, and their bytes in it.
+pub(crate) fn row_bytes(tensor: &HeadTensor, rows: &Range<u64>) -> Result<(Vec<u64>, Range<u64>)> {
+    let mut shape = tensor.shape.clone();
+    let count = shape.first().copied().unwrap_or(0);
+    if rows.start > rows.end || rows.end > count {
+        let what = format!("rows {rows:?} are outside its {count} rows");
+        return Err(Error::Tensor { name: tensor.name.clone(), what });
+    }
+    if let Some(first) = shape.first_mut() {
+        *first = rows.end - rows.start;
+    }
+    let one = tensor.len().checked_div(count).unwrap_or(0);
+    Ok((shape, rows.start * one..rows.end * one))
 }
 
 /// How many of the first records of `order` (sorted by place) are read together.
