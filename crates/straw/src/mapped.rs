@@ -5,6 +5,9 @@
 //! noticed. Everything else is read as the store reads it: packs that are still written, blocks that are compressed or shared, and
 //! all of it where the mount is one that another host may change files on ([`Mapped::refusal`]).
 //!
+//! Of `read_mapped` of the bench, by turns in one run of 9 rounds: 4.6x, 2.2x and 7.5x as fast as reading for records of 4 KiB, 256 KiB
+//! and 4 MiB that were checked before, when each cache line of them is looked at.
+//!
 //! It is not the default: a file that is cut short under a mapping, or a disk that fails, ends the process with a signal (SIGBUS)
 //! instead of giving an error.
 
@@ -77,8 +80,7 @@ impl Store {
     /// The same store, with sealed packs mapped where that is safe. Where it is not, [`Mapped::refusal`] says why, and all is read as
     /// the store reads it.
     pub fn mapped(&self) -> Mapped {
-        let refusal = self.inner.dir.refuses_maps().map(Arc::from);
-        Mapped { store: self.clone(), refusal, packs: Arc::default() }
+        Mapped { store: self.clone(), refusal: self.refuses_maps(), packs: Arc::default() }
     }
 }
 

@@ -469,6 +469,23 @@ mod tests {
     }
 
     #[test]
+    fn files_are_mapped_only_on_mounts_that_are_known_to_be_of_this_host_alone() {
+        let on = |kind: &str| {
+            refuses_maps_on(&Mount { point: "/data".into(), kind: kind.into(), source: "x".into(), options: vec![] })
+        };
+        for kind in ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs"] {
+            assert_eq!(on(kind), None, "{kind}");
+        }
+        for kind in
+            ["fuse.juicefs", "nfs", "nfs4", "ceph", "lustre", "fuse.sshfs", "9p", "cifs", "ramfs", "something-new"]
+        {
+            let why = on(kind).unwrap();
+            assert_eq!(why, format!("/data is {kind}, where another host can cut a file short"));
+        }
+        assert!(refuses_maps(Path::new("/no/such/folder")).is_some());
+    }
+
+    #[test]
     fn locks_are_trusted_only_on_mounts_that_are_known_to_share_them() {
         let mount = |kind: &str, options: &[&str]| Mount {
             point: "/m".into(),

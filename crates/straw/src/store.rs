@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use crate::compression::Compression;
@@ -64,6 +64,8 @@ pub(crate) struct Inner {
     pub(crate) dir: Arc<dyn Dir>,
     pub(crate) path: PathBuf,
     pub(crate) options: Options,
+    /// Why its packs are not to be mapped; asked once.
+    refuses_maps: OnceLock<Option<Arc<str>>>,
     cache: Mutex<Cache>,
 }
 
@@ -97,7 +99,9 @@ impl Store {
     pub fn open_with(fs: Arc<dyn Fs>, root: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = root.as_ref().to_path_buf();
         let dir = fs.create_dir(&path).map_err(|e| Error::io("create", path.display().to_string(), e))?;
-        Ok(Store { inner: Arc::new(Inner { fs, dir, path, options, cache: Mutex::default() }) })
+        Ok(Store {
+            inner: Arc::new(Inner { fs, dir, path, options, refuses_maps: OnceLock::new(), cache: Mutex::default() }),
+        })
     }
 
     /// A writer with packs of its own. `owner` (`[a-z0-9._-]`) names who writes, a pod's name for instance; any number of
@@ -262,6 +266,21 @@ impl Store {
 
     pub(crate) fn list(&self) -> Result<Vec<crate::fs::Entry>> {
         self.inner.dir.list().map_err(|e| Error::io("list", self.dir_name(), e))
+    }
+
+    /// True on a mount that is known to be of this host alone (a local disk, not a share): a read there waits for no network, and no other
+    /// host changes a file under a reader.
+    pub fn is_of_one_host(&self) -> bool {
+        self.refuses_maps().is_none()
+    }
+
+    pub(crate) fn refuses_maps(&self) -> Option<Arc<str>> {
+        let asked = || self.inner.dir.refuses_maps().map(Arc::from);
+        self.inner.refuses_maps.get_or_init(asked).clone()
+    }
+
+    pub(crate) fn is_same_folder(&self, other: &Store) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.path == other.inner.path
     }
 
     pub(crate) fn dir_name(&self) -> String {

@@ -177,6 +177,10 @@ impl Update {
         found.map(|t| &mut t.body).ok_or_else(|| no_tensor(name, names.iter().map(String::as_str)))
     }
 
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// The record as it will lie. Reads blocks that lie in too many packs to be shared.
     pub(crate) fn lay(&self, compression: Compression) -> Result<Laid<'_>> {
         let mut contents: Vec<Content<'_>> = self.tensors.iter().map(Changing::content).collect();

@@ -63,10 +63,20 @@ impl Writer {
     /// refuses them ([`crate::queue::Refused::PackRetired`]), and they must be published whole.
     ///
     /// # Errors
-    /// As [`Writer::publish`]; as [`Store::read_rows`] for blocks that lie in too many packs to be shared.
+    /// As [`Writer::publish`]; as [`Store::read_rows`] for blocks that lie in too many packs to be shared; [`Error::PackMissing`] when
+    /// the older record is of another store.
     pub fn publish_updates(&self, submission: &str, updates: &[Update]) -> Result<Vec<Ref>> {
-        let laid: Result<Vec<Laid<'_>>> = updates.iter().map(|update| update.lay(self.compression())).collect();
-        self.publish_laid(submission, laid?)
+        let mut laid = Vec::with_capacity(updates.len());
+        for update in updates {
+            let one = update.lay(self.compression())?;
+            if let Some(share) = one.slot.shares.first()
+                && !self.store.is_same_folder(update.store())
+            {
+                return Err(Error::PackMissing { pack: share.pack.clone(), dir: self.store.dir_name() });
+            }
+            laid.push(one);
+        }
+        self.publish_laid(submission, laid)
     }
 
     fn compression(&self) -> Compression {

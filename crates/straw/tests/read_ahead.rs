@@ -20,7 +20,7 @@ fn store(records: u64) -> (Store, Vec<Ref>) {
 #[test]
 fn batches_come_in_the_order_in_which_they_were_asked() {
     let (store, refs) = store(60);
-    for threads in [1, 3] {
+    for threads in [0, 1, 3] {
         let ahead = ReadAhead::start(&store, threads, 100_000).unwrap();
         assert!(ahead.take().is_none(), "nothing was asked");
         let mut batches = refs.chunks(4).map(<[Ref]>::to_vec);

@@ -277,6 +277,18 @@ fn values_that_do_not_fit_are_refused_with_their_reason() {
 }
 
 #[test]
+fn what_another_store_has_is_not_shared() {
+    let sim = SimFs::new(1);
+    let (store, other) = (on(&sim), Store::open(Arc::new(sim.clone()), "/other").unwrap());
+    let first = publish(&store, "a", &record(1, 200));
+    let update = store.update(&first).unwrap();
+    let refused = other.writer("b").unwrap().publish_updates("s", std::slice::from_ref(&update));
+    assert!(matches!(&refused, Err(Error::PackMissing { pack, .. }) if *pack == first.pack), "{refused:?}");
+    // Another handle of the same folder is the same store.
+    assert!(on(&sim.mount()).writer("b").unwrap().publish_updates("s", &[update]).is_ok());
+}
+
+#[test]
 fn a_tensor_that_is_given_whole_shares_what_is_the_same() {
     let sim = SimFs::new(1);
     let store = on(&sim);

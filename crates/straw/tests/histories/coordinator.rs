@@ -406,7 +406,25 @@ fn new_tasks(world: &World) -> Vec<NewTask> {
 /// Publishes what `submission` always has.
 pub fn publish(world: &World, writer: &Writer, submission: &str, records: usize) -> Option<Vec<Ref>> {
     world.facts().publishing(writer.owner(), submission, records);
-    match writer.publish(submission, &content(submission, records)) {
+    published(world, submission, writer.publish(submission, &content(submission, records)))
+}
+
+/// The same content, as one that shares what it can with `base`.
+pub fn publish_on(world: &World, store: &Store, writer: &Writer, submission: &str, base: &Ref) -> Option<Vec<Ref>> {
+    world.facts().publishing(writer.owner(), submission, 1);
+    let want = content(submission, 1).remove(0);
+    let update = store.update(base).and_then(|mut update| {
+        update.set("tokens", want.tensor("tokens")?)?;
+        update.set_meta(want.meta.clone());
+        Ok(update)
+    });
+    let refs = published(world, submission, update.and_then(|update| writer.publish_updates(submission, &[update])))?;
+    world.count(|c| c.shared += refs.iter().filter(|r| !r.shares.is_empty()).count() as u64);
+    Some(refs)
+}
+
+fn published(world: &World, submission: &str, refs: straw::Result<Vec<Ref>>) -> Option<Vec<Ref>> {
+    match refs {
         Ok(refs) => {
             world.facts().published(submission, &refs);
             world.count(|c| c.publishes += 1);
