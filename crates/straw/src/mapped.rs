@@ -155,7 +155,7 @@ impl Mapped {
     #[expect(clippy::type_complexity, reason = "three things that belong together here alone")]
     fn record(&self, reference: &Ref) -> Result<Option<(Arc<Pack>, Arc<Checked>, Range<usize>)>> {
         let Some(pack) = self.pack(&reference.pack)? else { return Ok(None) };
-        let end = reference.offset.checked_add(reference.len).unwrap_or(u64::MAX);
+        let end = reference.offset.saturating_add(reference.len);
         let range = usize_range(&(reference.offset..end));
         let Some(bytes) = (*pack.bytes).as_ref().get(range.clone()) else { return Ok(None) };
         let known = pack.records().get(reference).cloned();

@@ -219,7 +219,7 @@ impl Body {
             Body::Whole(tensor) => {
                 let mut bytes = tensor.bytes().to_vec();
                 put(&mut bytes, &(start..end), values);
-                *tensor = Tensor::from_bytes(tensor.dtype(), &tensor.shape().to_vec(), bytes)?;
+                *tensor = Tensor::from_bytes(tensor.dtype(), tensor.shape(), bytes)?;
             }
             Body::Blocks { head, blocks } => {
                 let first = start / BLOCK_BYTES;

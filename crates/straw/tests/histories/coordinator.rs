@@ -257,7 +257,11 @@ impl Coordinator {
             },
             _ => {
                 let name = format!("step-{}-{}", self.journal.last(), self.journal.epoch());
-                self.queue.checkpoint(&name, name.as_bytes()).unwrap()
+                match self.queue.checkpoint(&name, name.as_bytes()) {
+                    Ok(op) => op,
+                    Err(Refused::CheckpointExists(_)) => return, // taken, and not committed yet
+                    Err(e) => panic!("{e}"),
+                }
             }
         };
         let (back, count) = (matches!(op, Op::Rollback { .. }), names.len());
