@@ -65,5 +65,5 @@ impl Owner {
 
 /// A reference like those that workers send.
 pub fn reference(n: u64) -> Ref {
-    Ref { pack: format!("bench-{n:016x}"), offset: 64, len: 4096, head: 64, crc: 0 }
+    Ref { pack: format!("bench-{n:016x}"), offset: 64, len: 4096, head: 64, crc: 0, ..Ref::default() }
 }

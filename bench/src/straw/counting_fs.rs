@@ -1,9 +1,10 @@
-//! The real file system, with a count of what is asked of it.
+//! The real file system, with a count of what is asked of it; each read may wait, as for a network.
 
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use straw::RealFs;
 use straw::fs::{Dir, Entry, File, Fs};
@@ -42,6 +43,7 @@ impl Calls {
 #[derive(Debug)]
 pub struct CountingFs {
     real: Arc<RealFs>,
+    read_wait: Duration,
     /// The count.
     pub calls: Arc<Calls>,
 }
@@ -49,11 +51,16 @@ pub struct CountingFs {
 impl CountingFs {
     /// Counts from zero.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { real: RealFs::new(), calls: Arc::default() })
+        Self::waiting(Duration::ZERO)
+    }
+
+    /// Lets each read wait.
+    pub fn waiting(read_wait: Duration) -> Arc<Self> {
+        Arc::new(Self { real: RealFs::new(), read_wait, calls: Arc::default() })
     }
 
     fn dir(&self, real: Arc<dyn Dir>) -> Arc<dyn Dir> {
-        Arc::new(CountedDir { real, calls: self.calls.clone() })
+        Arc::new(CountedDir { real, read_wait: self.read_wait, calls: self.calls.clone() })
     }
 }
 
@@ -76,12 +83,13 @@ impl Fs for CountingFs {
 #[derive(Debug)]
 struct CountedDir {
     real: Arc<dyn Dir>,
+    read_wait: Duration,
     calls: Arc<Calls>,
 }
 
 impl CountedDir {
     fn file(&self, real: Arc<dyn File>) -> Arc<dyn File> {
-        Arc::new(CountedFile { real, calls: self.calls.clone() })
+        Arc::new(CountedFile { real, read_wait: self.read_wait, calls: self.calls.clone() })
     }
 
     fn named(&self) -> &dyn Dir {
@@ -132,6 +140,7 @@ impl Dir for CountedDir {
 #[derive(Debug)]
 struct CountedFile {
     real: Arc<dyn File>,
+    read_wait: Duration,
     calls: Arc<Calls>,
 }
 
@@ -143,6 +152,9 @@ impl File for CountedFile {
 
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         self.calls.reads.fetch_add(1, Relaxed);
+        if !self.read_wait.is_zero() {
+            std::thread::sleep(self.read_wait);
+        }
         self.real.read_at(offset, len)
     }
 

@@ -3,6 +3,7 @@
 //! The floor of a durable write is one `write` and one `fdatasync` of the same bytes on the same file system; of a read, one
 //! `pread`. Counts of system calls come first: they are the same on every machine.
 
+mod ahead;
 mod beside;
 mod coordinator;
 mod counting_fs;
@@ -46,6 +47,7 @@ pub fn run(options: &Options, tasks: usize, juicefs: Option<&Path>) -> Result<()
     publish::run(&case, &mut lines)?;
     group_commit::run(&case, &mut lines)?;
     read::run(&case, &mut lines)?;
+    ahead::run(&case, &mut lines)?;
     queue::run(&case, &mut lines)?;
     recovery::run(&case, &mut lines, tasks)
 }

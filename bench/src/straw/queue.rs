@@ -85,7 +85,7 @@ impl Journaled {
 }
 
 fn reference(n: u64) -> Ref {
-    Ref { pack: format!("bench-{n:016x}"), offset: 64, len: 4096, head: 64, crc: 0 }
+    Ref { pack: format!("bench-{n:016x}"), offset: 64, len: 4096, head: 64, crc: 0, ..Ref::default() }
 }
 
 /// Single operations, operations of 64 at once, and the life of a task with its result.

@@ -48,6 +48,8 @@ fn whole(case: &Case, lines: &mut Lines, bytes: usize, records: usize, reads: us
         let many: Vec<Record> = vec![payload.clone(); 16.min(records - i)];
         refs.extend(writer.publish(&format!("s{i}"), &many)?);
     }
+    writer.seal();
+    let mapped = store.mapped();
     let floor = Reader::create(&case.dir.join(format!("read-floor-{bytes}")), &noise(bytes), records)?;
     let order = scattered(reads, records);
     let times = by_turns(
@@ -68,6 +70,15 @@ fn whole(case: &Case, lines: &mut Lines, bytes: usize, records: usize, reads: us
             }),
             Box::new(|| {
                 each(&order, |i| {
+                    let read = mapped.read(&refs[i])?;
+                    // Every cache line is touched.
+                    let bytes = read.tensors.first().map(|t| t.tensor.bytes()).unwrap_or_default();
+                    black_box(bytes.iter().step_by(64).fold(0u8, |sum, byte| sum ^ byte));
+                    Ok(())
+                })
+            }),
+            Box::new(|| {
+                each(&order, |i| {
                     black_box(crc32c::crc32c(&floor.read(i * bytes, bytes)?));
                     Ok(())
                 })
@@ -81,7 +92,9 @@ fn whole(case: &Case, lines: &mut Lines, bytes: usize, records: usize, reads: us
         line.against(peer, &times[0], &times[i])
     };
     lines.add(line("pread", 1))?;
-    lines.add(line("pread+CRC-32C", 2))
+    lines.add(line("pread+CRC-32C", 3))?;
+    let line = rate("read_mapped", size(bytes), amount, "records/s", &times[2]);
+    lines.add(line.against("read", &times[2], &times[0]))
 }
 
 fn rows(case: &Case, lines: &mut Lines) -> Result<()> {

@@ -343,8 +343,11 @@ mod tests {
         assert_eq!((meta.phase, meta.step, meta.samples), (Phase::Rl, 3, 3));
         assert_eq!((made.stats.samples, made.stats.response_tokens, made.stats.tokens), (3, 6, 15));
         assert_eq!((made.stats.truncated, made.stats.zero_std_groups), (1.0 / 3.0, 0.5));
-        let journaled =
-            Converted::new(Ref { pack: "p".into(), offset: 0, len: 1, head: 1, crc: 0 }, &made.shapes, made.stats);
+        let journaled = Converted::new(
+            Ref { pack: "p".into(), offset: 0, len: 1, head: 1, crc: 0, ..Ref::default() },
+            &made.shapes,
+            made.stats,
+        );
         assert_eq!(journaled.shapes(), made.shapes, "shapes survive the journal");
     }
 

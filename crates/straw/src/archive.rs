@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! meta   = { format, entries, packs, the first key of each page and where the page begins }
-//! pages  = U8 [bytes]      page = entry { key, pack, offset, len, head, crc, part } ...
+//! pages  = U8 [bytes]      page = entry { key, pack, offset, len, head, crc, table, shares, part } ...
 //! ```
 //! The index names places, so records that an archive holds must stay where they are: whoever moves live records asks
 //! [`Archive::is_owner`] whom they belong to.
@@ -23,9 +23,10 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{ARCHIVE_KEY_BYTES_MAX, META_BYTES_MAX, OWNER_BYTES_MAX, REFS_MAX, at_most};
 use crate::pack::file_name;
 use crate::queue::{Op, Queue, Refused};
+use crate::reference::Share;
 use crate::{Error, Record, Ref, Result, Store, Tensor, Writer};
 
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 /// A page ends with the entry that reaches this length, bytes.
 const PAGE_BYTES: usize = 16 << 10;
 const PAGES: &str = "pages";
@@ -70,6 +71,9 @@ struct Slot<'a> {
     len: u64,
     head: u32,
     crc: u32,
+    table: u32,
+    /// Number of a pack, and bytes.
+    shares: Vec<(u32, u64)>,
     part: u32,
 }
 
@@ -83,7 +87,7 @@ impl Archive {
     pub fn write(writer: &Writer, submission: &str, entries: &[Entry]) -> Result<Ref> {
         let mut sorted: Vec<&Entry> = entries.iter().collect();
         sorted.sort();
-        let packs: BTreeSet<&str> = entries.iter().map(|e| e.reference.pack.as_str()).collect();
+        let packs: BTreeSet<&str> = entries.iter().flat_map(|e| e.reference.packs()).collect();
         let numbers: BTreeMap<&str, u32> = packs.iter().copied().zip(0..).collect();
         let mut meta = Meta {
             format: FORMAT,
@@ -99,10 +103,19 @@ impl Archive {
                 begun = pages.len();
                 meta.fences.push((entry.key.clone(), begun as u64));
             }
-            let Ref { pack, offset, len, head, crc } = &entry.reference;
-            let pack = numbers.get(pack.as_str()).copied().unwrap_or_default();
-            let slot =
-                Slot { key: &entry.key, pack, offset: *offset, len: *len, head: *head, crc: *crc, part: entry.part };
+            let Ref { pack, offset, len, head, crc, table, shares } = &entry.reference;
+            let number = |pack: &str| numbers.get(pack).copied().unwrap_or_default();
+            let slot = Slot {
+                key: &entry.key,
+                pack: number(pack),
+                offset: *offset,
+                len: *len,
+                head: *head,
+                crc: *crc,
+                table: *table,
+                shares: shares.iter().map(|share| (number(&share.pack), share.bytes)).collect(),
+                part: entry.part,
+            };
             pages = postcard::to_extend(&slot, pages).unwrap_or_else(|e| unreachable!("memory takes it: {e}"));
         }
         meta.pages_bytes = pages.len() as u64;
@@ -235,9 +248,12 @@ impl Archive {
         let mut entries = Vec::new();
         while !rest.is_empty() {
             let (slot, behind) = postcard::take_from_bytes::<Slot<'_>>(rest).map_err(|_| bad())?;
-            let Slot { key, pack, offset, len, head, crc, part } = slot;
-            let pack = self.meta.packs.get(pack as usize).ok_or_else(bad)?.clone();
-            entries.push(Entry { key: key.to_vec(), part, reference: Ref { pack, offset, len, head, crc } });
+            let Slot { key, pack: own, offset, len, head, crc, table, shares, part } = slot;
+            let pack = |number: u32| self.meta.packs.get(number as usize).cloned().ok_or_else(bad);
+            let share = |(number, bytes)| Ok(Share { pack: pack(number)?, bytes });
+            let shares = shares.into_iter().map(share).collect::<Result<_>>()?;
+            let reference = Ref { pack: pack(own)?, offset, len, head, crc, table, shares };
+            entries.push(Entry { key: key.to_vec(), part, reference });
             rest = behind;
         }
         Ok(entries)

@@ -101,6 +101,14 @@ pub enum Error {
         /// What does not fit.
         what: String,
     },
+    /// Packs here are not to be mapped. They are read without a mapping all the same.
+    #[error("{path} is not mapped: {why}; records are read with a copy")]
+    NotMappable {
+        /// Folder of the store.
+        path: String,
+        /// What could end the process.
+        why: String,
+    },
     /// A queue of this name has left the pool ([`crate::Member::leave`]).
     #[error("queue {queue} has left the pool: use another name, names are used once")]
     QueueLeft {

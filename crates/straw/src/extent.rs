@@ -9,9 +9,11 @@ use std::io::IoSlice;
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{self, Bad, Frame, Salt, align};
-use crate::head::{self, Head};
-use crate::limits::{HEADER_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_EXTENT_MAX, SUBMISSION_BYTES_MAX, at_most};
-use crate::record::Record;
+use crate::laid::Laid;
+use crate::limits::{
+    HEADER_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_EXTENT_MAX, SHARES_MAX, SUBMISSION_BYTES_MAX, at_most,
+};
+use crate::reference::Share;
 use crate::{Error, Ref, Result};
 
 pub(crate) const MAGIC: [u8; 4] = *b"SEXT";
@@ -30,11 +32,14 @@ pub(crate) struct Header {
     records: Vec<Slot>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Slot {
-    len: u64,
-    head: u32,
-    crc: u32,
+/// A record of an extent: all of its reference but the place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Slot {
+    pub(crate) len: u64,
+    pub(crate) head: u32,
+    pub(crate) crc: u32,
+    pub(crate) table: u32,
+    pub(crate) shares: Vec<Share>,
 }
 
 impl Header {
@@ -43,7 +48,8 @@ impl Header {
     pub(crate) fn decode(salt: &Salt<'_>, bytes: &[u8]) -> std::result::Result<Frame<Header>, Bad> {
         let frame = frame::decode::<Header>(MAGIC, salt, bytes)?;
         let Header { body_len, records, .. } = &frame.body;
-        let few = records.len() <= RECORDS_PER_EXTENT_MAX && records.iter().all(|slot| slot.len <= RECORD_BYTES_MAX);
+        let bounded = |slot: &Slot| slot.len <= RECORD_BYTES_MAX && slot.shares.len() <= SHARES_MAX;
+        let few = records.len() <= RECORDS_PER_EXTENT_MAX && records.iter().all(bounded);
         let adds_up = few && records.iter().map(|slot| align(slot.len)).sum::<u64>() == *body_len;
         if adds_up { Ok(frame) } else { Err(Bad::Schema) }
     }
@@ -62,8 +68,9 @@ impl Header {
     pub(crate) fn refs(&self, pack: &str, offset: u64, header_len: u64) -> Vec<Ref> {
         let mut at = offset + align(header_len);
         let place = |slot: &Slot| {
-            let r = Ref { pack: pack.to_owned(), offset: at, len: slot.len, head: slot.head, crc: slot.crc };
-            at += align(slot.len);
+            let Slot { len, head, crc, table, ref shares } = *slot;
+            let r = Ref { pack: pack.to_owned(), offset: at, len, head, crc, table, shares: shares.clone() };
+            at += align(len);
             r
         };
         self.records.iter().map(place).collect()
@@ -74,34 +81,28 @@ impl Header {
 pub(crate) struct Encoded<'a> {
     header: Header,
     header_len: u64,
-    records: Vec<(Vec<u8>, &'a Record)>,
+    records: Vec<Laid<'a>>,
     /// Whole length, bytes; a multiple of the alignment.
     pub(crate) len: u64,
 }
 
 impl<'a> Encoded<'a> {
-    /// Checks the limits and computes every checksum but the header's.
-    pub(crate) fn new(submission: &str, records: &'a [Record]) -> Result<Self> {
+    /// Checks the limits of an extent with these records.
+    pub(crate) fn new(submission: &str, records: Vec<Laid<'a>>) -> Result<Self> {
         check_submission(submission)?;
         at_most("records of one publish", records.len() as u64, RECORDS_PER_EXTENT_MAX as u64)?;
-        let mut slots = Vec::with_capacity(records.len());
-        let mut parts = Vec::with_capacity(records.len());
-        for record in records {
-            record.check()?;
-            let (bytes, slot) = encode_record(record)?;
-            slots.push(slot);
-            parts.push((bytes, record));
-        }
+        let slots: Vec<Slot> = records.iter().map(|record| record.slot.clone()).collect();
         let body_len = slots.iter().map(|s| align(s.len)).sum();
         let header = Header { submission: submission.to_owned(), settled_below: [0; 8], body_len, records: slots };
         let header_len = frame::encoded_len(&header);
+        at_most("bytes of an extent's header", header_len, HEADER_BYTES_MAX)?;
         let len = header.extent_len(header_len);
-        Ok(Encoded { header, header_len, records: parts, len })
+        Ok(Encoded { header, header_len, records, len })
     }
 
     /// True when the content is that of `other`, as far as its checksums tell.
     pub(crate) fn same_content(&self, refs: &[Ref]) -> bool {
-        let same = |(slot, r): (&Slot, &Ref)| slot.len == r.len && slot.head == r.head && slot.crc == r.crc;
+        let same = |(slot, r): (&Slot, &Ref)| slot.head == r.head && slot.crc == r.crc;
         self.header.records.len() == refs.len() && self.header.records.iter().zip(refs).all(same)
     }
 
@@ -120,11 +121,11 @@ impl<'a> Encoded<'a> {
         let mut out = Gather::default();
         out.push(&header);
         out.pad();
-        for (head, record) in &self.records {
-            out.push(head);
-            for t in &record.tensors {
+        for record in &self.records {
+            out.push(&record.front);
+            for tensor in &record.tensors {
                 out.pad();
-                out.push(t.tensor.bytes());
+                tensor.iter().for_each(|bytes| out.push(bytes));
             }
             out.push(&record.meta);
             out.pad();
@@ -133,16 +134,6 @@ impl<'a> Encoded<'a> {
         write(&mut out.slices)?;
         Ok((refs, u32::try_from(self.header_len).unwrap_or(u32::MAX)))
     }
-}
-
-fn encode_record(record: &Record) -> Result<(Vec<u8>, Slot)> {
-    let head = Head::of(record);
-    let (bytes, crc) = frame::encode(head::MAGIC, &Salt::NONE, &head);
-    at_most("bytes of a record's head", bytes.len() as u64, HEADER_BYTES_MAX)?;
-    let head_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let len = head.meta(head_len).map_or(0, |part| part.range.end);
-    at_most("bytes of a record", len, RECORD_BYTES_MAX)?;
-    Ok((bytes, Slot { len, head: head_len, crc }))
 }
 
 fn check_submission(submission: &str) -> Result<()> {
@@ -171,5 +162,38 @@ impl<'a> Gather<'a> {
     fn pad(&mut self) {
         let missing = (align(self.len) - self.len) as usize;
         self.push(ZEROS.get(..missing).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever walks a pack goes on behind an extent by what its table and `body_len` say. A fuzzer found tables that sent it to
+    /// another place than the records end at, or beyond the end of all numbers.
+    #[test]
+    fn a_table_that_does_not_add_up_to_the_length_of_its_extent_is_refused() {
+        let salt = || Salt { file: "w-0", offset: 64 };
+        let slot = |len| Slot { len, head: 40, crc: 0, table: 0, shares: Vec::new() };
+        let decoded = |records: Vec<Slot>, body_len| {
+            let header = Header { submission: "s".into(), settled_below: [0; 8], body_len, records };
+            let (bytes, _) = frame::encode(MAGIC, &salt(), &header);
+            Header::decode(&salt(), &bytes).map(|frame| frame.body.extent_len(frame.len as u64)).ok()
+        };
+        assert_eq!(decoded(vec![slot(100), slot(64)], 192), Some(256), "records are padded to 64");
+        assert_eq!(decoded(Vec::new(), 0), Some(64));
+        for (records, body_len) in [
+            (vec![slot(100), slot(64)], 164),
+            (vec![slot(100)], 64),
+            (vec![slot(100)], u64::MAX),
+            (vec![slot(u64::MAX)], u64::MAX),
+            (vec![slot(u64::MAX), slot(65)], 128),
+            (vec![slot(RECORD_BYTES_MAX + 1)], align(RECORD_BYTES_MAX + 1)),
+            (vec![slot(0); RECORDS_PER_EXTENT_MAX + 1], 0),
+        ] {
+            assert_eq!(decoded(records.clone(), body_len), None, "{body_len}: {records:?}");
+        }
+        let crowd = Slot { shares: vec![Share::default(); SHARES_MAX + 1], ..slot(64) };
+        assert_eq!(decoded(vec![crowd], 64), None, "more packs than a record may share");
     }
 }

@@ -56,7 +56,15 @@ pub trait Dir: fmt::Debug + Send + Sync {
     fn locks_are_shared(&self) -> bool {
         false
     }
+    /// Why files of this folder are not to be mapped: whoever can cut one short while it is mapped ends the process. `None` when
+    /// only processes of this host could, and not told is a reason.
+    fn refuses_maps(&self) -> Option<String> {
+        Some("it is not known who else can change files there".to_owned())
+    }
 }
+
+/// Bytes of a file that are not in this process's own memory.
+pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// An open file.
 pub trait File: fmt::Debug + Send + Sync {
@@ -76,6 +84,11 @@ pub trait File: fmt::Debug + Send + Sync {
     /// the process ends. `Ok(true)` alone means held; `Ok(false)` means that another handle holds it, an error that nothing is
     /// known.
     fn try_lock(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Maps the first `len` bytes of a file that nobody changes any more. Asked only where [`Dir::refuses_maps`] has no reason.
+    fn map(&self, _len: u64) -> io::Result<Mapping> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

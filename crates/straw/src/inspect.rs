@@ -71,6 +71,8 @@ pub struct PackReport {
     pub records: u64,
     /// Bytes of records.
     pub record_bytes: u64,
+    /// Bytes of blocks that they share, of this pack or others.
+    pub shared_bytes: u64,
     /// Bytes of writes that failed or were torn, and were never acknowledged.
     pub gap_bytes: u64,
 }
@@ -140,7 +142,8 @@ pub fn inspect(fs: &dyn Fs, root: impl AsRef<Path>) -> Result<Inspection> {
     look(fs, root.as_ref(), false)
 }
 
-/// As [`inspect`], and reads every byte that was ever acknowledged and is still there.
+/// As [`inspect`], and reads every byte that was ever acknowledged and is still there. A block that several records share is checked
+/// once, where it was written; [`verify_refs`] reads records whole, with what they share.
 pub fn verify(fs: &dyn Fs, root: impl AsRef<Path>) -> Result<Inspection> {
     look(fs, root.as_ref(), true)
 }
@@ -205,6 +208,7 @@ fn report(name: &str, bytes: u64, found: &Scan) -> PackReport {
         extents: found.extents.len() as u64,
         records: records().count() as u64,
         record_bytes: records().map(|r| r.len).sum(),
+        shared_bytes: records().flat_map(|r| &r.shares).map(|share| share.bytes).sum(),
         gap_bytes: found.gap_bytes,
     }
 }

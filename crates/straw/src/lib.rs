@@ -1,7 +1,9 @@
 //! Durable queues and a packed tensor store, for many processes on one shared file system.
 //!
 //! * [`Store`]: records (opaque meta and typed tensors) in append-only packs. A [`Ref`] says pack, offset, length and
-//!   checksum, so a read is one `pread`; [`Store::read_rows`] reads some rows and checks only the blocks they lie in.
+//!   checksum, so a read is one `pread`; [`Store::read_rows`] reads some rows and checks only the blocks they lie in. A record that
+//!   is an older one with changes writes only the blocks that changed ([`Store::update`]); tensors may be compressed
+//!   ([`Record::compressed`]); sealed packs may be mapped ([`Store::mapped`]); and a [`ReadAhead`] reads what is needed next.
 //! * [`Journal`]: an ordered log of atomic transactions with one owner at a time. A claim raises the *epoch* and fences
 //!   every earlier owner before it can acknowledge anything more.
 //! * [`Queue`]: which work there is, who holds it, what was accepted, which bytes are still needed. A pure state machine
@@ -11,8 +13,8 @@
 //!
 //! # What it is not
 //!
-//! Not a server and not a client: it opens no socket, no thread of it outlives a call, and it reads no clock (`now` is an argument). It knows
-//! no JSON (but for the settings that JuiceFS shows, [`mount_probe`]) and nothing of training. It is no database: payloads are found by reference only.
+//! Not a server and not a client: it opens no socket, no thread of it outlives a call (but those of a [`ReadAhead`], which end with
+//! it), and it reads no clock (`now` is an argument). It knows no JSON (but for the settings that JuiceFS shows, [`mount_probe`]) and nothing of training. It is no database: payloads are found by reference only.
 //!
 //! # Invariants
 //!
@@ -21,14 +23,16 @@
 //! 2. *A reference never lies.* It gives the bytes that were published or an error, never others.
 //! 3. *One owner.* Whatever an owner acknowledged, its successor has read; whatever it did not, no one needs.
 //! 4. *Nothing that durable state can reach is removed.* A pack is given up in the journal ([`Queue::retire`]) before its
-//!    file goes, and the queue refuses references into it from then on.
+//!    file goes, and the queue refuses references into it from then on. A reference names all packs that its record needs, those that it
+//!    shares blocks of included ([`Ref::packs`]), so whoever holds it holds them.
 //!
 //! # On disk
 //!
 //! ```text
 //! packs/OWNER-NUMBER.pack     header | extent | extent | ... | footer      (the footer once its writer sealed it)
 //!   extent                    header { submission, table of records } | record | record ...
-//!   record                    head { names, types, shapes, a checksum for each 64 KiB } | tensors | meta
+//!   record                    head { names, types, shapes, a checksum for each 64 KiB } | table, if blocks are shared or
+//!                             compressed { where each lies } | tensors | meta
 //! packs/pool/                 which queues use the packs, what they gave up, and the era (see [`pool`])
 //! journal/epoch-N             claim of epoch N, created exclusively: the fence
 //! journal/seg-N-K.log         header { seals the segment before it at a length } | frame | frame ...
@@ -54,9 +58,18 @@
 //!
 //! # Left out, so far
 //!
-//! Reads copy once (no mapping), records are not compressed, and a changed tensor is written whole.
+//! * *Mapping on shared mounts.* A mapped file that another host cuts short ends the process (SIGBUS) instead of giving an error;
+//!   there, and unless it is asked for, a read copies once. Nothing is read straight into a device's memory.
+//! * *A digest that an adversary cannot forge.* Checksums (CRC-32C) tell damage and stale bytes; whoever can write the volume is trusted.
+//! * *Ids, codecs and token counts of records, and lists of the records that one depends upon.* Meta is the caller's and is not looked
+//!   at, so that a result belongs to its task is said by the submission, not checked in the record. A set of records is a list
+//!   of references, and what keeps them is whoever holds that list in the queue.
+//! * *Booleans, complex and strided tensors, and more than [`limits::RANK_MAX`] dimensions.* A mask is `u8`; tensors are dense.
+//! * *Compressed meta, and sharing of blocks that happen to be alike.* Only what an update leaves alone is shared.
+//! * *A fence for writers.* One that was taken for dead may still write; the queue refuses what it wrote once its pack was given up,
+//!   and it publishes again ([`Writer::retired`]).
+//! * *A handle that crosses `fork(2)`.* A child opens its own.
 //!
-//! Reads copy once: a mapped pack that is cut short on a shared mount would end the process (SIGBUS) instead of giving an error.
 //! Zeros are written ahead of a journal's frames and not of a pack's extents: of 132 KiB, a group of 32 publishers, that gained
 //! 1.0x to 1.7x, and of 256 KiB nothing (ext4, by turns).
 //!
@@ -143,7 +156,7 @@
 //! }
 //! # run().unwrap();
 //! ```
-#![cfg_attr(not(test), forbid(unsafe_code))] // a test counts what is allocated
+#![deny(unsafe_code)] // allowed in `mapping`, and where a test counts what is allocated
 #![deny(missing_docs, clippy::indexing_slicing)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
@@ -151,12 +164,14 @@ mod archive;
 mod blob;
 mod collect;
 pub mod compact;
+mod compression;
 mod coordinator;
 mod dtype;
 mod durability;
 mod error;
 mod extent;
 mod frame;
+mod front;
 pub mod fs;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -165,12 +180,16 @@ mod group;
 mod head;
 mod inspect;
 pub mod journal;
+mod laid;
 pub mod limits;
+mod mapped;
+mod mapping;
 pub mod mount_probe;
 pub mod owners;
 mod pack;
 pub mod pool;
 pub mod queue;
+mod read_ahead;
 mod real_fs;
 mod record;
 mod reference;
@@ -179,10 +198,12 @@ mod scan;
 mod sim_fs;
 mod store;
 mod tensor;
+mod update;
 mod writer;
 
 pub use archive::{Archive, Entry};
 pub use collect::{Collector, PackInfo};
+pub use compression::Compression;
 pub use coordinator::Coordinator;
 pub use dtype::{DType, Element};
 pub use durability::Durability;
@@ -194,12 +215,15 @@ pub use inspect::{
     verify_refs,
 };
 pub use journal::{Journal, Lsn, Recovered, Txn};
+pub use mapped::Mapped;
 pub use pool::Member;
 pub use queue::Queue;
+pub use read_ahead::ReadAhead;
 pub use real_fs::{RealFs, create_dirs_durably};
 pub use record::{NamedTensor, Record};
-pub use reference::Ref;
+pub use reference::{Ref, Share};
 pub use sim_fs::{Fault, SimFs};
 pub use store::{Options, Store, TensorInfo};
 pub use tensor::Tensor;
+pub use update::Update;
 pub use writer::Writer;

@@ -10,6 +10,8 @@ pub const META_BYTES_MAX: u64 = 64 << 20;
 pub const RECORDS_PER_EXTENT_MAX: usize = 4096;
 /// Tensors of one record.
 pub const TENSORS_PER_RECORD_MAX: usize = 256;
+/// Packs whose blocks one record shares ([`crate::Store::update`]); beyond that blocks are copied.
+pub const SHARES_MAX: usize = 16;
 /// Dimensions of one tensor.
 pub const RANK_MAX: usize = 8;
 /// Bytes of a tensor's name.

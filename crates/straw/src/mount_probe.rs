@@ -137,18 +137,36 @@ pub fn probe(folder: &Path) -> io::Result<MountReport> {
 /// True when locks on files of the folder are seen by all hosts that mount it; false where that is not known. A FUSE mount whose
 /// server knows no locks keeps them to one host without a word, so mounts that are known to share them are named.
 pub(crate) fn locks_are_shared(folder: &Path) -> bool {
-    let mount = folder.canonicalize().and_then(|folder| {
-        let text = std::fs::read("/proc/self/mountinfo")?;
-        Ok(mount_of(&folder, &mounts(&text)))
-    });
-    mount.ok().flatten().is_some_and(|mount| shares_locks(&mount))
+    mount_under(folder).is_some_and(|mount| shares_locks(&mount))
+}
+
+/// Why files of the folder are not to be mapped; `None` on mounts that are known to be of this host alone.
+pub(crate) fn refuses_maps(folder: &Path) -> Option<String> {
+    match mount_under(folder) {
+        Some(mount) => refuses_maps_on(&mount),
+        None => Some("it is not known what it is mounted from".to_owned()),
+    }
+}
+
+fn refuses_maps_on(mount: &Mount) -> Option<String> {
+    let why = || format!("{} is {}, where another host can cut a file short", mount.point.display(), mount.kind);
+    (!is_of_one_host(&mount.kind)).then(why)
+}
+
+fn mount_under(folder: &Path) -> Option<Mount> {
+    let folder = folder.canonicalize().ok()?;
+    mount_of(&folder, &mounts(&std::fs::read("/proc/self/mountinfo").ok()?))
+}
+
+/// One host has the files, and its kernel knows all that is done to them.
+fn is_of_one_host(kind: &str) -> bool {
+    matches!(kind, "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "bcachefs" | "zfs" | "tmpfs" | "overlay")
 }
 
 fn shares_locks(mount: &Mount) -> bool {
     let has = |option: &str| mount.options.iter().any(|have| have == option);
     match mount.kind.as_str() {
-        // One host has them, and its kernel knows every lock.
-        "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "bcachefs" | "zfs" | "tmpfs" | "overlay" => true,
+        kind if is_of_one_host(kind) => true,
         // The server of the volume has the locks; those of a client that is lost end with its session.
         "fuse.juicefs" | "ceph" => true,
         "nfs" | "nfs4" => has("local_lock=none"),
@@ -448,6 +466,23 @@ mod tests {
         let mount = mount_of(Path::new("/nfs"), &mounts(info.as_bytes()));
         assert_eq!(judge(mount, None).refusal(), None);
         assert_eq!(judge(Some(mount_at("/data")), None).warnings.len(), 1);
+    }
+
+    #[test]
+    fn files_are_mapped_only_on_mounts_that_are_known_to_be_of_this_host_alone() {
+        let on = |kind: &str| {
+            refuses_maps_on(&Mount { point: "/data".into(), kind: kind.into(), source: "x".into(), options: vec![] })
+        };
+        for kind in ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs"] {
+            assert_eq!(on(kind), None, "{kind}");
+        }
+        for kind in
+            ["fuse.juicefs", "nfs", "nfs4", "ceph", "lustre", "fuse.sshfs", "9p", "cifs", "ramfs", "something-new"]
+        {
+            let why = on(kind).unwrap();
+            assert_eq!(why, format!("/data is {kind}, where another host can cut a file short"));
+        }
+        assert!(refuses_maps(Path::new("/no/such/folder")).is_some());
     }
 
     #[test]

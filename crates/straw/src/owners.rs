@@ -32,7 +32,7 @@ pub struct Holder {
     pub records: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Bytes in each pack.
+    /// Bytes in each pack, those of blocks that its records share included.
     pub packs: BTreeMap<String, u64>,
 }
 
@@ -58,20 +58,23 @@ pub fn holders(queue: &Queue) -> Vec<Holder> {
 
 fn holder(need: Need, name: String, refs: &BTreeSet<&Ref>) -> Holder {
     let mut packs = BTreeMap::new();
-    for r in refs {
-        *packs.entry(r.pack.clone()).or_default() += r.len;
-    }
+    add(&mut packs, refs);
     Holder { need, name, records: refs.len() as u64, bytes: packs.values().sum(), packs }
 }
 
-/// Bytes of records that something needs, in each pack. A record that several need is counted once.
+/// Bytes of records that something needs, in each pack. A record that several need is counted once; a block that several records
+/// share is counted for each of them.
 pub fn live_bytes(queue: &Queue) -> BTreeMap<String, u64> {
     let refs: BTreeSet<&Ref> = queue.live_refs().collect();
     let mut packs = BTreeMap::new();
-    for r in refs {
-        *packs.entry(r.pack.clone()).or_default() += r.len;
-    }
+    add(&mut packs, &refs);
     packs
+}
+
+fn add(packs: &mut BTreeMap<String, u64>, refs: &BTreeSet<&Ref>) {
+    for (pack, bytes) in refs.iter().flat_map(|r| r.bytes_in_packs()) {
+        *packs.entry(pack.to_owned()).or_default() += bytes;
+    }
 }
 
 #[cfg(test)]
@@ -80,7 +83,7 @@ mod tests {
     use crate::queue::{BatchId, LeaseTerms, NewTask, Op, Position, TaskId};
 
     fn record(pack: &str, offset: u64) -> Ref {
-        Ref { pack: pack.into(), offset, len: 100, head: 64, crc: 0 }
+        Ref { pack: pack.into(), offset, len: 100, head: 64, ..Ref::default() }
     }
 
     #[test]

@@ -17,7 +17,7 @@ const FOOTER_MAGIC: [u8; 4] = *b"SFOT";
 const SEAL: [u8; 4] = *b"SEAL";
 const TRAILER: u64 = 16;
 /// Version of everything in a pack.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 const EXTENSION: &str = ".pack";
 
 /// First bytes of a pack.

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::fs::{Dir, Entry, File, Fs};
+use crate::fs::{Dir, Entry, File, Fs, Mapping};
 use crate::mount_probe;
 
 /// Most slices one `pwritev` takes (`IOV_MAX` on Linux).
@@ -203,6 +203,10 @@ impl Dir for RealDir {
     fn locks_are_shared(&self) -> bool {
         mount_probe::locks_are_shared(&self.path)
     }
+
+    fn refuses_maps(&self) -> Option<String> {
+        mount_probe::refuses_maps(&self.path)
+    }
 }
 
 #[derive(Debug)]
@@ -262,6 +266,10 @@ impl File for RealFile {
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(e) => Err(e.into()),
         }
+    }
+
+    fn map(&self, len: u64) -> io::Result<Mapping> {
+        crate::mapping::map(&self.fd, len)
     }
 
     fn zeros_ahead(&self) -> u64 {

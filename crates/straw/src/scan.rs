@@ -4,12 +4,11 @@
 //! between good extents (a write that failed or was torn by a crash) is a gap and was never acknowledged.
 
 use std::io::IoSlice;
-use std::sync::Arc;
 
 use crate::extent::{self, Header};
 use crate::frame::{self, ALIGN, PREFIX, Salt};
+use crate::front::Front;
 use crate::fs::File;
-use crate::head::Head;
 use crate::limits::HEADER_BYTES_MAX;
 use crate::pack::{self, file_name};
 use crate::{Error, Ref, Result};
@@ -185,8 +184,9 @@ fn first_damage(file: &dyn File, extent: &Extent) -> Result<Option<String>> {
             return Ok(Some(format!("record at {}: cut short", r.offset)));
         }
         let bytes = file.read_at(r.offset, len).map_err(|e| Error::io("read", file_name(&r.pack), e))?;
-        let whole = match Head::decode(r, &bytes) {
-            Ok(head) => head.open(r, &Arc::new(bytes), 0).map(drop),
+        // Blocks that it shares are checked where they were written.
+        let whole = match Front::decode(r, &bytes) {
+            Ok(front) => front.check_own(r, &bytes),
             Err(bad) => Err(Error::corrupt(file_name(&r.pack), r.offset, bad.text())),
         };
         if let Err(e) = whole {

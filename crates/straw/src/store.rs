@@ -1,17 +1,20 @@
 //! The store: a folder of packs, and reads by reference.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
+use crate::compression::Compression;
 use crate::dtype::DType;
 use crate::durability::Durability;
 use crate::frame::Bad;
+use crate::front::{Fetch, Front, Places, usize_range};
 use crate::fs::{Dir, File, Fs};
-use crate::head::{Head, usize_range};
+use crate::head::HeadTensor;
 use crate::limits::{OWNER_BYTES_MAX, RECORD_BYTES_MAX, at_most, name as check_name};
 use crate::pack::{self, file_name};
 use crate::record::Record;
@@ -25,9 +28,10 @@ const RUN_GAP_MAX: u64 = 64 << 10;
 const RUN_BYTES_MAX: u64 = 8 << 20;
 /// Threads do not share out less than this: a read of a mount is at most 128 KiB anyway.
 const RUN_BYTES_MIN: u64 = 128 << 10;
-/// Open files and decoded heads kept for the next read.
+/// Open files, and what was decoded of records, kept for the next read: so many records with so many blocks in all.
 const FILES_KEPT: usize = 256;
-const HEADS_KEPT: usize = 4096;
+const FRONTS_KEPT: usize = 4096;
+const BLOCKS_KEPT: usize = 4 << 20;
 
 /// How a store writes.
 #[derive(Clone, Copy, Debug)]
@@ -37,12 +41,14 @@ pub struct Options {
     /// A writer goes on to a new pack before its pack would pass this length, bytes. One publish is never split, so a
     /// larger one makes a larger pack.
     pub pack_bytes_target: u64,
+    /// How tensors are stored of records that say nothing of it ([`Record::compressed`]).
+    pub compression: Compression,
 }
 
 impl Default for Options {
     fn default() -> Self {
         // 256 MiB: a pack is freed whole, so smaller ones are freed sooner; still few names for a day's run.
-        Options { durability: Durability::Machine, pack_bytes_target: 256 << 20 }
+        Options { durability: Durability::Machine, pack_bytes_target: 256 << 20, compression: Compression::None }
     }
 }
 
@@ -58,13 +64,17 @@ pub(crate) struct Inner {
     pub(crate) dir: Arc<dyn Dir>,
     pub(crate) path: PathBuf,
     pub(crate) options: Options,
+    /// Why its packs are not to be mapped; asked once.
+    refuses_maps: OnceLock<Option<Arc<str>>>,
     cache: Mutex<Cache>,
 }
 
 #[derive(Debug, Default)]
 struct Cache {
     files: HashMap<String, (Arc<dyn File>, u64)>,
-    heads: HashMap<Ref, Arc<Head>>,
+    fronts: HashMap<Ref, Arc<Front>>,
+    /// Blocks of all of them.
+    blocks: usize,
     tick: u64,
 }
 
@@ -89,7 +99,9 @@ impl Store {
     pub fn open_with(fs: Arc<dyn Fs>, root: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = root.as_ref().to_path_buf();
         let dir = fs.create_dir(&path).map_err(|e| Error::io("create", path.display().to_string(), e))?;
-        Ok(Store { inner: Arc::new(Inner { fs, dir, path, options, cache: Mutex::default() }) })
+        Ok(Store {
+            inner: Arc::new(Inner { fs, dir, path, options, refuses_maps: OnceLock::new(), cache: Mutex::default() }),
+        })
     }
 
     /// A writer with packs of its own. `owner` (`[a-z0-9._-]`) names who writes, a pod's name for instance; any number of
@@ -99,10 +111,11 @@ impl Store {
         Ok(Writer::new(self.clone(), owner))
     }
 
-    /// Reads a record: one `pread`, every byte checked once. Tensors share the buffer that was read.
+    /// Reads a record: one `pread`, every byte checked once. Tensors share the buffer that was read. Of a record that shares blocks
+    /// of others one more for each stretch of them.
     pub fn read(&self, reference: &Ref) -> Result<Record> {
-        let (head, bytes) = self.read_checked(reference, reference.len)?;
-        head.open(reference, &Arc::new(bytes), 0)
+        let (front, bytes) = self.read_checked(reference, reference.len)?;
+        front.open(reference, &Arc::new(bytes), 0, &self.fetch(reference))
     }
 
     /// Reads many records, in the order asked for. Records that lie close together in a pack are read by one `pread`; their
@@ -169,13 +182,17 @@ impl Store {
         let members = || run.iter().filter_map(|i| references.get(*i).map(|r| (*i, r)));
         let Some((_, first)) = members().next() else { return Ok(Vec::new()) };
         let end = members().map(|(_, r)| r.offset + r.len).max().unwrap_or(first.offset);
-        let whole = if run.len() > 1 { self.read_exact(first, 0, end - first.offset).ok().map(Arc::new) } else { None };
+        let whole = if run.len() > 1 {
+            self.read_exact(&first.pack, first.offset, end - first.offset).ok().map(Arc::new)
+        } else {
+            None
+        };
         let mut records = Vec::with_capacity(run.len());
         for (i, r) in members() {
             let base = usize::try_from(r.offset - first.offset).unwrap_or(usize::MAX);
             let shared = whole.as_ref().and_then(|bytes| {
-                let head = Head::decode(r, bytes.get(base..).unwrap_or_default()).ok()?;
-                head.open(r, bytes, base).ok()
+                let front = Front::decode(r, bytes.get(base..).unwrap_or_default()).ok()?;
+                front.open(r, bytes, base, &self.fetch(r)).ok()
             });
             // Whatever is wrong with one of them, the single read has the retry and the precise error.
             records.push((i, shared.map_or_else(|| self.read(r), Ok)?));
@@ -186,42 +203,39 @@ impl Store {
     /// Reads the rows `rows` (along the first dimension) of one tensor of a record, and checks the blocks they lie in.
     /// The result has the shape `[rows.len(), ...]`. The first read of a record also reads its head.
     pub fn read_rows(&self, reference: &Ref, name: &str, rows: Range<u64>) -> Result<Tensor> {
-        let head = self.head(reference)?;
-        let (dtype, shape, part) = head.tensor(reference.head, name)?;
-        let mut shape = shape.to_vec();
-        let count = shape.first().copied().unwrap_or(0);
-        if rows.start > rows.end || rows.end > count {
-            let what = format!("rows {rows:?} are outside its {count} rows");
-            return Err(Error::Tensor { name: name.to_owned(), what });
-        }
-        let row_bytes = (part.range.end - part.range.start).checked_div(count).unwrap_or(0);
-        let wanted = rows.start * row_bytes..rows.end * row_bytes;
-        let blocks = part.blocks_around(&wanted);
-        let at = part.range.start + blocks.start;
-        let bytes = self.read_exact(reference, at, blocks.end.saturating_sub(blocks.start))?;
-        part.verify(reference, at, &bytes)?;
-        if let Some(first) = shape.first_mut() {
-            *first = rows.end - rows.start;
-        }
-        let inside = usize_range(&(wanted.start - blocks.start..wanted.end - blocks.start));
-        Tensor::view(dtype, &shape, Arc::new(bytes), inside)
+        let front = self.front(reference)?;
+        let (tensor, places) = front.tensor(name)?;
+        let (shape, wanted) = row_bytes(tensor, &rows)?;
+        let blocks = front.blocks_around(&wanted);
+        let from = blocks.start as u64 * front.head.block;
+        let bytes = match places {
+            Places::Whole(range) => {
+                let end = (blocks.end as u64).saturating_mul(front.head.block).min(tensor.len());
+                let at = range.start + from;
+                let bytes = self.read_exact(&reference.pack, reference.offset + at, end.saturating_sub(from))?;
+                front.check_whole(reference, tensor, at, blocks.start, &bytes)?;
+                bytes
+            }
+            Places::Blocks(_) => front.assemble(reference, (tensor, places), blocks, &self.fetch(reference))?,
+        };
+        let inside = usize_range(&(wanted.start.saturating_sub(from)..wanted.end.saturating_sub(from)));
+        Tensor::view(tensor.dtype, &shape, Arc::new(bytes), inside)
     }
 
     /// Reads the meta of a record alone.
     pub fn read_meta(&self, reference: &Ref) -> Result<Vec<u8>> {
-        let head = self.head(reference)?;
-        let Some(part) = head.meta(reference.head) else { return Ok(Vec::new()) };
-        let bytes = self.read_exact(reference, part.range.start, part.range.end - part.range.start)?;
-        part.verify(reference, part.range.start, &bytes)?;
+        let front = self.front(reference)?;
+        let meta = front.meta();
+        let bytes = self.read_exact(&reference.pack, reference.offset + meta.start, meta.end - meta.start)?;
+        front.check_meta(reference, &bytes)?;
         Ok(bytes)
     }
 
     /// Names, types and shapes of a record's tensors; reads the head alone.
     pub fn tensors(&self, reference: &Ref) -> Result<Vec<TensorInfo>> {
-        let head = self.head(reference)?;
-        let info =
-            |(name, dtype, shape): (&str, DType, &[u64])| TensorInfo { name: name.into(), dtype, shape: shape.into() };
-        Ok(head.tensors().map(info).collect())
+        let front = self.front(reference)?;
+        let info = |t: &HeadTensor| TensorInfo { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() };
+        Ok(front.head.tensors.iter().map(info).collect())
     }
 
     /// Receipts of an owner: for each submission that is whole on disk, its references. A process that died between a
@@ -254,41 +268,69 @@ impl Store {
         self.inner.dir.list().map_err(|e| Error::io("list", self.dir_name(), e))
     }
 
+    /// True on a mount that is known to be of this host alone (a local disk, not a share): a read there waits for no network, and no other
+    /// host changes a file under a reader.
+    pub fn is_of_one_host(&self) -> bool {
+        self.refuses_maps().is_none()
+    }
+
+    pub(crate) fn refuses_maps(&self) -> Option<Arc<str>> {
+        let asked = || self.inner.dir.refuses_maps().map(Arc::from);
+        self.inner.refuses_maps.get_or_init(asked).clone()
+    }
+
+    pub(crate) fn is_same_folder(&self, other: &Store) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.path == other.inner.path
+    }
+
     pub(crate) fn dir_name(&self) -> String {
         self.inner.path.display().to_string()
     }
 
-    fn head(&self, reference: &Ref) -> Result<Arc<Head>> {
-        if let Some(head) = self.cache().heads.get(reference) {
-            return Ok(head.clone());
+    /// What is in front of a record.
+    pub(crate) fn front(&self, reference: &Ref) -> Result<Arc<Front>> {
+        if let Some(front) = self.cache().fronts.get(reference) {
+            return Ok(front.clone());
         }
-        let (head, _) = self.read_checked(reference, u64::from(reference.head))?;
-        Ok(self.keep_head(reference, &head))
-    }
-
-    fn keep_head(&self, reference: &Ref, head: &Arc<Head>) -> Arc<Head> {
+        let (front, _) = self.read_checked(reference, Front::len(reference))?;
+        let blocks: usize = front.head.tensors.iter().map(|t| t.crcs.len()).sum();
         let mut cache = self.cache();
-        if cache.heads.len() >= HEADS_KEPT {
-            cache.heads.clear(); // rare, and cheaper than to keep an order
+        if cache.fronts.len() >= FRONTS_KEPT || cache.blocks + blocks > BLOCKS_KEPT {
+            cache.fronts.clear(); // rare, and cheaper than to keep an order
+            cache.blocks = 0;
         }
-        cache.heads.insert(reference.clone(), head.clone());
-        head.clone()
+        if cache.fronts.insert(reference.clone(), front.clone()).is_none() {
+            cache.blocks += blocks;
+        }
+        Ok(front)
     }
 
-    /// Reads the beginning of a record and checks its head. Bytes that look *not yet visible* (short, or zeros) are read
+    /// Reads what a front asks for of its record and of others.
+    pub(crate) fn fetch<'a>(&'a self, reference: &'a Ref) -> Box<Fetch<'a>> {
+        Box::new(move |share, range| {
+            let len = range.end - range.start;
+            let bytes = match share.and_then(|share| reference.shares.get(share as usize)) {
+                Some(share) => self.read_exact(&share.pack, range.start, len),
+                None => self.read_exact(&reference.pack, reference.offset + range.start, len),
+            };
+            bytes.map(Cow::Owned)
+        })
+    }
+
+    /// Reads the beginning of a record and checks its front. Bytes that look *not yet visible* (short, or zeros) are read
     /// once more from a file opened anew; a wrong checksum is corruption at once.
-    fn read_checked(&self, reference: &Ref, len: u64) -> Result<(Arc<Head>, Vec<u8>)> {
+    fn read_checked(&self, reference: &Ref, len: u64) -> Result<(Arc<Front>, Vec<u8>)> {
         at_most("bytes of a record", reference.len, RECORD_BYTES_MAX)?;
-        let mut bytes = self.read_exact(reference, 0, len)?;
-        let mut head = Head::decode(reference, &bytes);
-        if matches!(head, Err(Bad::Zero)) {
+        let mut bytes = self.read_exact(&reference.pack, reference.offset, len)?;
+        let mut front = Front::decode(reference, &bytes);
+        if matches!(front, Err(Bad::Zero)) {
             self.forget(&reference.pack);
-            bytes = self.read_exact(reference, 0, len)?;
-            head = Head::decode(reference, &bytes);
+            bytes = self.read_exact(&reference.pack, reference.offset, len)?;
+            front = Front::decode(reference, &bytes);
         }
-        match head {
-            Ok(head) => Ok((Arc::new(head), bytes)),
-            Err(Bad::Zero) => Err(self.not_visible(reference)),
+        match front {
+            Ok(front) => Ok((Arc::new(front), bytes)),
+            Err(Bad::Zero) => Err(self.not_visible(&reference.pack, reference.offset)),
             Err(bad) => Err(Error::corrupt(
                 file_name(&reference.pack),
                 reference.offset,
@@ -297,33 +339,32 @@ impl Store {
         }
     }
 
-    /// Reads `len` bytes at `at` of a record.
-    fn read_exact(&self, reference: &Ref, at: u64, len: u64) -> Result<Vec<u8>> {
+    /// Reads `len` bytes at `at` of a pack.
+    pub(crate) fn read_exact(&self, pack: &str, at: u64, len: u64) -> Result<Vec<u8>> {
         let count = usize::try_from(len).unwrap_or(usize::MAX);
         for last in [false, true] {
-            let file = self.file(&reference.pack)?;
-            let bytes = file.read_at(reference.offset + at, count);
-            let bytes = bytes.map_err(|e| {
+            let file = self.file(pack)?;
+            let bytes = file.read_at(at, count).map_err(|e| {
                 // Its mount may have died, and the file with it: the next call opens it anew.
-                self.forget(&reference.pack);
-                Error::io("read", file_name(&reference.pack), e)
+                self.forget(pack);
+                Error::io("read", file_name(pack), e)
             })?;
             if bytes.len() == count {
                 return Ok(bytes);
             }
-            self.forget(&reference.pack);
+            self.forget(pack);
             if last {
                 break;
             }
         }
-        Err(self.not_visible(reference))
+        Err(self.not_visible(pack, at))
     }
 
-    fn not_visible(&self, reference: &Ref) -> Error {
-        Error::NotVisible { path: file_name(&reference.pack), offset: reference.offset }
+    fn not_visible(&self, pack: &str, offset: u64) -> Error {
+        Error::NotVisible { path: file_name(pack), offset }
     }
 
-    fn file(&self, name: &str) -> Result<Arc<dyn File>> {
+    pub(crate) fn file(&self, name: &str) -> Result<Arc<dyn File>> {
         {
             let mut cache = self.cache();
             cache.tick += 1;
@@ -373,6 +414,21 @@ impl Store {
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.inner.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Shape of some rows of a tensor, and their bytes in it.
+pub(crate) fn row_bytes(tensor: &HeadTensor, rows: &Range<u64>) -> Result<(Vec<u64>, Range<u64>)> {
+    let mut shape = tensor.shape.clone();
+    let count = shape.first().copied().unwrap_or(0);
+    if rows.start > rows.end || rows.end > count {
+        let what = format!("rows {rows:?} are outside its {count} rows");
+        return Err(Error::Tensor { name: tensor.name.clone(), what });
+    }
+    if let Some(first) = shape.first_mut() {
+        *first = rows.end - rows.start;
+    }
+    let one = tensor.len().checked_div(count).unwrap_or(0);
+    Ok((shape, rows.start * one..rows.end * one))
 }
 
 /// How many of the first records of `order` (sorted by place) are read together.

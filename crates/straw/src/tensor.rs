@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::dtype::{DType, Element};
+use crate::fs::Mapping;
 use crate::limits::RANK_MAX;
 use crate::{Error, Result};
 
@@ -20,6 +21,14 @@ trait Bytes: Send + Sync {
 impl<T: Element> Bytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
+    }
+}
+
+struct Mapped(Mapping);
+
+impl Bytes for Mapped {
+    fn bytes(&self) -> &[u8] {
+        (*self.0).as_ref()
     }
 }
 
@@ -53,6 +62,11 @@ impl Tensor {
     /// A view of a part of a read buffer.
     pub(crate) fn view(dtype: DType, shape: &[u64], buffer: Arc<Vec<u8>>, range: Range<usize>) -> Result<Self> {
         Self::over(dtype, shape, buffer, range)
+    }
+
+    /// A view of a part of a mapped file.
+    pub(crate) fn mapped(dtype: DType, shape: &[u64], mapping: &Mapping, range: Range<usize>) -> Result<Self> {
+        Self::over(dtype, shape, Arc::new(Mapped(mapping.clone())), range)
     }
 
     fn over(dtype: DType, shape: &[u64], owner: Arc<dyn Bytes>, range: Range<usize>) -> Result<Self> {

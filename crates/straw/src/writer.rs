@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::compression::Compression;
 use crate::durability::Durability;
 use crate::extent::Encoded;
 use crate::fs::File;
 use crate::group::{Group, let_join};
+use crate::laid::Laid;
 use crate::limits::RECEIPTS_MAX;
 use crate::pack::{self, Footer, file_name};
 use crate::record::Record;
 use crate::store::Store;
+use crate::update::Update;
 use crate::{Error, Ref, Result};
 
 /// Publishes records. May be shared by any number of threads.
@@ -51,7 +54,37 @@ impl Writer {
     /// writes nothing; with other content it is refused ([`Error::SubmissionConflict`]). After an error the call may be
     /// repeated; what a failed call left in the pack is never referred to.
     pub fn publish(&self, submission: &str, records: &[Record]) -> Result<Vec<Ref>> {
-        let extent = Encoded::new(submission, records)?;
+        let laid: Result<Vec<Laid<'_>>> = records.iter().map(|record| Laid::of(record, self.compression())).collect();
+        self.publish_laid(submission, laid?)
+    }
+
+    /// Publishes records that are made of older ones, as [`Writer::publish`] publishes whole ones: of what did not change nothing is
+    /// written. To be kept (retained, completed, ...) before the packs that they share blocks of are collected: after that the queue
+    /// refuses them ([`crate::queue::Refused::PackRetired`]), and they must be published whole.
+    ///
+    /// # Errors
+    /// As [`Writer::publish`]; as [`Store::read_rows`] for blocks that lie in too many packs to be shared; [`Error::PackMissing`] when
+    /// the older record is of another store.
+    pub fn publish_updates(&self, submission: &str, updates: &[Update]) -> Result<Vec<Ref>> {
+        let mut laid = Vec::with_capacity(updates.len());
+        for update in updates {
+            let one = update.lay(self.compression())?;
+            if let Some(share) = one.slot.shares.first()
+                && !self.store.is_same_folder(update.store())
+            {
+                return Err(Error::PackMissing { pack: share.pack.clone(), dir: self.store.dir_name() });
+            }
+            laid.push(one);
+        }
+        self.publish_laid(submission, laid)
+    }
+
+    fn compression(&self) -> Compression {
+        self.store.inner.options.compression
+    }
+
+    pub(crate) fn publish_laid(&self, submission: &str, laid: Vec<Laid<'_>>) -> Result<Vec<Ref>> {
+        let extent = Encoded::new(submission, laid)?;
         let (pack, place, full) = match self.reserve(submission, &extent)? {
             Reserved::Known(refs) => return Ok(refs),
             Reserved::Place { pack, place, full } => (pack, place, full),
@@ -73,14 +106,14 @@ impl Writer {
         }
     }
 
-    /// The queue refused a reference because its pack was collected: forgets the pack and its receipts, so that the same
-    /// submission can be published again, into another pack.
+    /// The queue refused a reference because its pack, or one that it shares blocks of, was collected: forgets the pack and the
+    /// receipts that need it, so that the same submission can be published again, into another pack and whole.
     pub fn retired(&self, pack: &str) {
         let mut state = self.state();
         if state.pack.as_ref().is_some_and(|p| p.name == pack) {
             state.pack = None;
         }
-        state.receipts.retain(|_, refs| refs.iter().all(|r| r.pack != pack));
+        state.receipts.retain(|_, refs| !refs.iter().any(|r| r.needs(pack)));
         let State { receipts, receipt_order, .. } = &mut *state;
         receipt_order.retain(|submission| receipts.contains_key(submission));
     }

@@ -110,7 +110,8 @@ fn an_archive_keeps_its_records_until_it_is_released() {
 
 #[test]
 fn an_archive_of_more_records_than_an_owner_may_hold_is_held_whole() {
-    let reference = |n: u64| Ref { pack: format!("w-{:016x}", n % 3), offset: n * 64, len: 64, head: 8, crc: 0 };
+    let reference =
+        |n: u64| Ref { pack: format!("w-{:016x}", n % 3), offset: n * 64, len: 64, head: 8, crc: 0, ..Ref::default() };
     let entry = |n: u64| Entry { key: n.to_le_bytes().to_vec(), part: 0, reference: reference(n) };
     let all: Vec<Entry> = (0..70_000).map(entry).collect();
     let mut queue = Queue::new();

@@ -32,8 +32,12 @@ fn live_records_move_as_they_are_and_what_is_mostly_needed_stays() {
     assert_eq!(found[0].live_bytes, few.iter().map(|r| r.len).sum::<u64>());
 
     let copier = store.writer("copier").unwrap();
-    let moves = compact::copy(&store, &copier, &found[0].live).unwrap();
-    assert_eq!(compact::copy(&store, &copier, &found[0].live).unwrap(), moves, "again, and nothing is written");
+    let moves = compact::copy(&store, &copier, &found[0].pack, &found[0].live).unwrap();
+    assert_eq!(
+        compact::copy(&store, &copier, &found[0].pack, &found[0].live).unwrap(),
+        moves,
+        "again, and nothing is written"
+    );
     queue.apply(&queue.move_records(&moves).unwrap()).unwrap();
     queue.apply(&queue.retire(std::slice::from_ref(&found[0].pack)).unwrap()).unwrap();
     assert!(store.register("main").unwrap().remove(queue.retired()).unwrap() > 0);
@@ -55,7 +59,7 @@ fn a_damaged_record_is_not_copied() {
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[(r.offset + r.len - 1) as usize] ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    let copied = compact::copy(&store, &store.writer("copier").unwrap(), &[r]);
+    let copied = compact::copy(&store, &store.writer("copier").unwrap(), &r.pack, std::slice::from_ref(&r));
     assert!(matches!(copied, Err(straw::Error::Corrupt { .. })), "{copied:?}");
 }
 
@@ -69,7 +73,7 @@ fn a_writer_that_lost_its_lock_does_not_copy_a_pack_into_itself() {
     let mut queue = Queue::new();
     queue.apply(&queue.retain("o", std::slice::from_ref(&r)).unwrap()).unwrap();
     let found = compact::sparse(&store.packs().unwrap(), &queue, 100, |_| false);
-    let moves = compact::copy(&store, &writer, &found[0].live).unwrap();
+    let moves = compact::copy(&store, &writer, &found[0].pack, &found[0].live).unwrap();
     queue.apply(&queue.move_records(&moves).unwrap()).unwrap();
     assert!(!queue.is_live(&r.pack));
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use straw::queue::{NewTask, Op, TaskId};
-use straw::{Archive, Entry, Fs, Journal, Record, SimFs, Store, Tensor};
+use straw::{Archive, Compression, Entry, Fs, Journal, Record, SimFs, Store, Tensor};
 
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/straw-format.md")
@@ -151,6 +151,8 @@ fn pack() -> String {
     let len = d.varint("record 0: length {}") as usize;
     let head = d.varint("length of its head: {}") as usize;
     let head_crc = d.crc_varint("checksum of its head");
+    assert_eq!(d.varint("length of its table: {}"), 0);
+    assert_eq!(d.varint("packs that it shares blocks of: {}"), 0);
     d.pad(extent + align(d.at - extent));
     assert_eq!((d.at + body, align(len)), (bytes.len() - 16 - footer_len(&bytes), body));
     // The record.
@@ -184,6 +186,53 @@ fn pack() -> String {
     assert_eq!(d.u64("the footer begins at {}"), footer);
     assert_eq!(u64::from(d.u32("length of the footer: {}")), len);
     assert_eq!(d.take(4, "magic \"SEAL\""), b"SEAL");
+    d.done()
+}
+
+/// A record of which one block is compressed in another pack, and one is its own.
+fn table() -> String {
+    let sim = SimFs::new(1);
+    let store = store(&sim);
+    let zeros = Tensor::from_vec(&[65537], vec![0u8; 65537]).unwrap();
+    let base = Record::new("{}").with("t", zeros).compressed(Compression::Zstd(3));
+    let base = store.writer("w").unwrap().publish("base", &[base]).unwrap().remove(0);
+    let mut update = store.update(&base).unwrap();
+    update.set_rows("t", 65536..65537, &Tensor::from_vec(&[1], vec![7u8]).unwrap()).unwrap();
+    let r = store.writer("x").unwrap().publish_updates("update", &[update]).unwrap().remove(0);
+    let found = files(&sim, "/run/packs");
+    let of = |name: &str| &found[&format!("{name}.pack")];
+    let bytes = &of(&r.pack)[r.offset as usize..(r.offset + r.len) as usize];
+    let mut d = Dump::of("a record, from its first byte", bytes, 0);
+    d.prefix("SREC", ("", 0));
+    d.varint("bytes of a block: {}");
+    d.varint("tensors: {}");
+    d.blob("name");
+    assert_eq!(d.varint("element type {}: u8"), 0);
+    d.varint("rank {}");
+    d.varint("shape: {}");
+    assert_eq!(d.varint("blocks: {}"), 2);
+    let zeros = d.crc_varint("checksum of block 0");
+    let seven = d.crc_varint("checksum of block 1");
+    let meta_len = d.varint("length of the meta: {}") as usize;
+    d.crc_varint("checksum of the meta");
+    assert_eq!((d.at, zeros), (r.head as usize, crc32c::crc32c(&[0; 65536])));
+    d.prefix("STAB", ("", r.crc.into()));
+    assert_eq!(d.varint("tensors: {}"), 1);
+    assert_eq!(d.varint("places of blocks: {}"), 2);
+    assert_eq!(d.take(1, "block 0 is shared: yes"), [1]);
+    assert_eq!(d.varint("... of the reference's share {}"), 0);
+    let at = d.varint("... at offset {} of its pack") as usize;
+    assert_eq!(d.take(1, "... and compressed: yes"), [1]);
+    let len = d.varint("... bytes that are stored: {}") as usize;
+    let crc = d.crc_varint("... and their checksum");
+    assert_eq!(crc, crc32c::crc32c(&of(&r.shares[0].pack)[at..at + len]));
+    assert_eq!(d.take(1, "block 1 is shared: no"), [0]);
+    assert_eq!(d.take(1, "... and compressed: no"), [0]);
+    assert_eq!(d.at, (r.head + r.table) as usize);
+    d.pad(align(d.at));
+    assert_eq!(crc32c::crc32c(d.take(1, "block 1: 7")), seven);
+    d.take(meta_len, "meta: \"{}\"");
+    assert_eq!((r.shares.len(), r.shares[0].bytes), (1, len as u64));
     d.done()
 }
 
@@ -333,6 +382,8 @@ fn archive() -> String {
         d.varint("length {}");
         d.varint("length of the head: {}");
         d.crc_varint("checksum of the head");
+        d.varint("length of the table: {}");
+        d.varint("packs that it shares blocks of: {}");
         d.varint("part {}");
     }
     [meta, d.done()].join("\n")
@@ -342,7 +393,9 @@ fn archive() -> String {
 fn the_page_shows_what_is_written() {
     let mut text = std::fs::read_to_string(page()).unwrap();
     let update = std::env::var_os("UPDATE").is_some();
-    for (name, dump) in [("pack", pack()), ("journal", journal()), ("pool", pool()), ("archive", archive())] {
+    for (name, dump) in
+        [("pack", pack()), ("table", table()), ("journal", journal()), ("pool", pool()), ("archive", archive())]
+    {
         let begin = format!("<!-- dump: {name} -->\n```text\n");
         let start = text.find(&begin).unwrap_or_else(|| panic!("the page has no dump {name}")) + begin.len();
         let end = start + text[start..].find("```").unwrap();

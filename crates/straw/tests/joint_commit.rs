@@ -19,7 +19,7 @@ fn look<T>(coordinator: &Coordinator, f: impl FnOnce(&Queue) -> T) -> T {
 }
 
 fn payload(step: u64) -> Ref {
-    Ref { pack: format!("b-{step:016x}"), offset: 64, len: 1, head: 1, crc: 0 }
+    Ref { pack: format!("b-{step:016x}"), offset: 64, len: 1, head: 1, crc: 0, ..Ref::default() }
 }
 
 /// A step: two tasks are submitted, finished, batched, and learnt from.

@@ -224,7 +224,7 @@ fn submit(coordinator: &Coordinator, ids: std::ops::Range<u64>) -> Result<(), Er
 }
 
 fn result(n: u64) -> Ref {
-    Ref { pack: "p".into(), offset: n, len: 1, head: 1, crc: 0 }
+    Ref { pack: "p".into(), offset: n, len: 1, head: 1, crc: 0, ..Ref::default() }
 }
 
 /// Leases one task and completes it; gives its position, or nothing when none is left.

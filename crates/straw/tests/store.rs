@@ -151,7 +151,7 @@ fn limits_and_names_are_refused_with_their_reason() {
     assert!(matches!(writer.publish("s", &[Record::new("").with("a", t()).with("a", t())]), Err(Error::Tensor { .. })));
     assert!(Tensor::from_vec(&[3], vec![1u8]).is_err());
     assert!(Tensor::from_vec(&[u64::MAX, 2], vec![1u16]).is_err());
-    let gone = Ref { pack: "w-0123456789abcdef".into(), offset: 0, len: 10, head: 10, crc: 0 };
+    let gone = Ref { pack: "w-0123456789abcdef".into(), offset: 0, len: 10, head: 10, crc: 0, ..Ref::default() };
     assert!(matches!(store.read(&gone), Err(Error::PackMissing { .. })));
     let outside = Ref { pack: "../../etc/passwd".into(), ..gone };
     assert!(matches!(store.read(&outside), Err(Error::PackMissing { .. })));

@@ -597,7 +597,14 @@ impl World {
 
     fn fresh_ref(&mut self) -> Ref {
         self.next_ref += 1;
-        Ref { pack: "p-0".to_owned(), offset: self.next_ref * 100, len: 100, head: 10, crc: self.next_ref as u32 }
+        Ref {
+            pack: "p-0".to_owned(),
+            offset: self.next_ref * 100,
+            len: 100,
+            head: 10,
+            crc: self.next_ref as u32,
+            ..Ref::default()
+        }
     }
 
     fn send(&mut self, event: Event, to: u64) {

@@ -8,6 +8,8 @@ mod memory;
 #[cfg(test)]
 mod replay;
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,12 +18,14 @@ use serde::de::DeserializeOwned;
 
 use crate::extent;
 use crate::frame::{self, Salt};
+use crate::front::{self, Front};
 use crate::fs::{Dir, Fs};
-use crate::head::{self, Head};
+use crate::head::{self, BLOCK_BYTES, Head};
+use crate::laid::Laid;
 use crate::pack;
 use crate::queue::{Op, Queue};
 use crate::scan::scan;
-use crate::{Archive, Record, Ref, SimFs, Store, Tensor, pool};
+use crate::{Archive, Compression, Record, Ref, Share, SimFs, Store, Tensor, pool};
 use memory::MemoryFile;
 
 /// The pack that all inputs are read as.
@@ -112,7 +116,7 @@ impl Decoder {
             }
             Decoder::Pack => mend_pack(&mut bytes)?,
             Decoder::ExtentHeader => mend(&mut bytes, 0, b"SEXT", &of_pack(EXTENT_AT))?,
-            Decoder::RecordHead => mend(&mut bytes, 0, b"SREC", &Salt::NONE)?,
+            Decoder::RecordHead => mend_record(&mut bytes, 0)?,
             Decoder::GoneFile => mend(&mut bytes, 0, b"SGON", &Salt { file: GONE, offset: 0 })?,
             Decoder::Frame => crate::journal::fuzzing::mend_frame(&mut bytes)?,
             Decoder::Segment => crate::journal::fuzzing::mend_segment(&mut bytes)?,
@@ -139,6 +143,17 @@ pub(crate) fn mend(bytes: &mut [u8], at: usize, magic: &[u8; 4], salt: &Salt<'_>
     Some(())
 }
 
+/// Mends the head at `at`, and the table behind it if there is one.
+fn mend_record(bytes: &mut [u8], at: usize) -> Option<()> {
+    mend(bytes, at, b"SREC", &Salt::NONE)?;
+    let record = bytes.get_mut(at..)?;
+    let (crc, table) = (frame::u32_at(record, 8), frame::peek_len(head::MAGIC, record).ok()?);
+    if record.get(table..).is_some_and(|rest| rest.starts_with(&front::MAGIC)) {
+        mend(record, table, &front::MAGIC, &front::salt(crc))?;
+    }
+    Some(())
+}
+
 /// Mends the header, and each head and extent header that lies where one may: heads first, and the extents' tables with them.
 fn mend_pack(bytes: &mut [u8]) -> Option<()> {
     mend(bytes, 0, b"SPAK", &of_pack(0))?;
@@ -148,7 +163,7 @@ fn mend_pack(bytes: &mut [u8]) -> Option<()> {
         if begins(b"SEXT") {
             let _ = mend(bytes, at, b"SEXT", &of_pack(at as u64));
         } else if begins(b"SREC") {
-            let _ = mend(bytes, at, b"SREC", &Salt::NONE);
+            let _ = mend_record(bytes, at);
         }
     }
     let Some(at) = bytes.len().checked_sub(16) else { return Some(()) };
@@ -215,27 +230,54 @@ fn extent_header(bytes: &[u8]) -> bool {
     true
 }
 
+/// The reference that leads to a record of these bytes. Two places have blocks that it may share.
+fn reference_to(bytes: &[u8]) -> Option<Ref> {
+    let frame = frame::decode::<Head>(head::MAGIC, &Salt::NONE, bytes).ok()?;
+    let behind = bytes.get(frame.len..).unwrap_or_default();
+    let table = frame::peek_len(front::MAGIC, behind).ok().filter(|len| *len <= behind.len()).unwrap_or(0);
+    let share = Share { pack: PACK.into(), bytes: 0 };
+    let mut reference = Ref {
+        pack: PACK.into(),
+        offset: EXTENT_AT,
+        len: 0,
+        head: u32::try_from(frame.len).ok()?,
+        crc: frame.crc,
+        table: u32::try_from(table).ok()?,
+        shares: vec![share.clone(), share],
+    };
+    reference.len = Front::end(&reference, bytes)?;
+    Some(reference)
+}
+
 fn record(bytes: &[u8]) -> bool {
-    let Ok(frame) = frame::decode::<Head>(head::MAGIC, &Salt::NONE, bytes) else { return false };
-    let head_len = u32::try_from(frame.len).unwrap_or(u32::MAX);
-    let len = frame.body.meta(head_len).map_or(0, |part| part.range.end);
-    let reference = Ref { pack: PACK.into(), offset: EXTENT_AT, len, head: head_len, crc: frame.crc };
-    let Ok(head) = Head::decode(&reference, bytes) else { return false };
-    for (name, ..) in head.tensors() {
-        let Ok((_, _, part)) = head.tensor(head_len, name) else { panic!("{name} is there") };
-        let len = part.range.end - part.range.start;
-        let around = part.blocks_around(&(len / 3..len / 2));
-        assert!(around.start <= len / 3 && len / 2 <= around.end && around.end <= len, "blocks lie around their bytes");
+    let Some(reference) = reference_to(bytes) else { return false };
+    let Ok(front) = Front::decode(&reference, bytes) else { return false };
+    for (tensor, places) in front.tensors() {
+        let len = tensor.len();
+        let around = front.blocks_around(&(len / 3..len / 2));
+        let (from, to) = (around.start as u64 * front.head.block, (around.end as u64).saturating_mul(front.head.block));
+        assert!(from <= len / 3 && len / 2 <= to, "blocks lie around their bytes");
+        for place in front.places_of(tensor, places).filter(|place| place.share.is_none()) {
+            assert!(place.at + place.len <= reference.len, "an own block lies in the record");
+        }
     }
-    if let Ok(whole) = usize::try_from(len)
-        && let Some(whole) = bytes.get(..whole)
-        && let Ok(record) = head.open(&reference, &Arc::new(whole.to_vec()), 0)
+    // Whatever is shared lies in the input, too.
+    let fetch = |_: Option<u32>, range: Range<u64>| {
+        let shared = bytes.get(front::usize_range(&range));
+        shared.map(Cow::Borrowed).ok_or_else(|| crate::Error::corrupt(PACK, range.start, "not there"))
+    };
+    if let Ok(len) = usize::try_from(reference.len)
+        && let Some(whole) = bytes.get(..len)
+        && let Ok(record) = front.open(&reference, &Arc::new(whole.to_vec()), 0, &fetch)
     {
+        assert!(front.check_own(&reference, whole).is_ok(), "a record that is whole has its own bytes");
         // As a writer would have encoded it, if one may write it at all.
-        if record.check().is_ok() {
-            let again = Head::of(&record);
-            let (encoded, _) = frame::encode(head::MAGIC, &Salt::NONE, &again);
-            assert!(frame::decode::<Head>(head::MAGIC, &Salt::NONE, &encoded).is_ok(), "a head is read back");
+        for compression in [Compression::None, Compression::Zstd(1)] {
+            let Ok(laid) = Laid::of(&record, compression) else { continue };
+            let crate::extent::Slot { len, head, crc, table, shares } = laid.slot.clone();
+            let again = Ref { pack: PACK.into(), offset: EXTENT_AT, len, head, crc, table, shares };
+            let Ok(again) = Front::decode(&again, &laid.front) else { panic!("what is in front of it is read back") };
+            assert!(front.head.block != BLOCK_BYTES || again.head == front.head, "it holds the same");
         }
     }
     true

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use super::*;
 use crate::Entry;
 use crate::Journal;
+use crate::head::HeadTensor;
+use crate::laid::{Content, Kept, Source};
 use crate::queue::{BatchId, Class, DropCause, LeaseTerms, NewTask, Position, TaskId};
 use crate::sim_fs::random::Random;
 
@@ -76,7 +78,39 @@ fn read(sim: &SimFs, folder: &str, begins: &str) -> (String, Vec<u8>) {
     (entry.name, bytes)
 }
 
-/// A sealed pack with two extents, and a reference into it.
+/// A record that shrinks.
+fn zeros() -> Record {
+    let tensor = Tensor::from_vec(&[300], vec![0u16; 300]).unwrap();
+    Record::new("zeros").with("t", tensor).compressed(Compression::Zstd(3))
+}
+
+/// A record of the tokens 1 to 6, and of the same ones again, which lie at `at` of a pack.
+fn sharing(pack: &str, at: u64) -> Laid<'static> {
+    let tokens: Vec<u8> = (1..7i32).flat_map(i32::to_le_bytes).collect();
+    let content = |name: &str, block| {
+        let head = HeadTensor::of(name, crate::DType::I32, &[6], &tokens);
+        Content { head, blocks: vec![block] }
+    };
+    let own = Source::New(Cow::Owned(tokens.clone()));
+    let kept = Source::Kept(Kept { pack: pack.into(), at, len: 24, zstd: None });
+    Laid::new(Cow::Borrowed(b"meta"), vec![content("own", own), content("kept", kept)], Compression::None).unwrap()
+}
+
+/// A record that shares a part of itself, so that one input has all of it.
+fn sharing_itself() -> Vec<u8> {
+    let place = |laid: &Laid<'_>| (laid.front.len() as u64).next_multiple_of(64);
+    let laid = sharing(PACK, place(&sharing(PACK, 64)));
+    assert_eq!(place(&laid), place(&sharing(PACK, 64)), "the number is as short");
+    let mut bytes = laid.front.clone();
+    for tensor in &laid.tensors {
+        bytes.resize(bytes.len().next_multiple_of(64), 0);
+        tensor.iter().for_each(|block| bytes.extend_from_slice(block));
+    }
+    bytes.extend_from_slice(&laid.meta);
+    bytes
+}
+
+/// A sealed pack with three extents, and the references into it.
 fn sealed_pack() -> (Vec<u8>, Vec<Ref>) {
     let sim = SimFs::new(1);
     let writer = Store::open(Arc::new(sim.clone()), "/packs").unwrap().writer("w").unwrap();
@@ -88,6 +122,11 @@ fn sealed_pack() -> (Vec<u8>, Vec<Ref>) {
     };
     let mut refs = writer.publish("group-0", &[record(1), record(2)]).unwrap();
     refs.extend(writer.publish("group-1", &[Record::new("plain")]).unwrap());
+    // One that is compressed, and one that shares the tokens of the first.
+    let place = u64::from(refs[0].head).next_multiple_of(64);
+    let zeros = zeros();
+    let laid = vec![Laid::of(&zeros, Compression::None).unwrap(), sharing(PACK, refs[0].offset + place)];
+    refs.extend(writer.publish_laid("group-2", laid).unwrap());
     writer.seal();
     let (name, bytes) = read(&sim, "/packs", "w-");
     assert_eq!(name, format!("{PACK}.pack"));
@@ -96,7 +135,7 @@ fn sealed_pack() -> (Vec<u8>, Vec<Ref>) {
 
 /// Ops of every kind that build upon each other, and the queue that they add up to.
 fn ops() -> (Vec<Op>, Queue) {
-    let at = |n: u64| Ref { pack: PACK.into(), offset: 64 * n, len: 100, head: 40, crc: 9 };
+    let at = |n: u64| Ref { pack: PACK.into(), offset: 64 * n, len: 100, head: 40, crc: 9, ..Ref::default() };
     let other = |n: u64| Ref { pack: "w-000000000000000000000002".into(), ..at(n) };
     let task = |id| NewTask { id: TaskId(id), input: b"row".to_vec(), attempts_max: 2 };
     let mut queue = Queue::new();
@@ -175,10 +214,20 @@ fn real(decoder: Decoder) -> Vec<Vec<u8>> {
             let (_, begins) = pack::read_footer(PACK, &MemoryFile(&pack)).unwrap().unwrap();
             vec![pack.clone(), pack[..begins as usize].to_vec()]
         }
-        Decoder::ExtentHeader => vec![pack[64..refs[0].offset as usize].to_vec()],
+        Decoder::ExtentHeader => {
+            let shared = crate::extent::Encoded::new("shared", vec![sharing(PACK, 192)]).unwrap();
+            let mut header = Vec::new();
+            let collect = |bufs: &mut [std::io::IoSlice<'_>]| {
+                bufs.iter().for_each(|buf| header.extend_from_slice(buf));
+                Ok(())
+            };
+            let (refs_of_it, _) = shared.write(PACK, EXTENT_AT, 64, collect).unwrap();
+            header.truncate((refs_of_it[0].offset - EXTENT_AT) as usize);
+            vec![pack[64..refs[0].offset as usize].to_vec(), header]
+        }
         Decoder::RecordHead => {
             let record = |r: &Ref| pack[r.offset as usize..(r.offset + r.len) as usize].to_vec();
-            refs.iter().map(record).collect()
+            refs.iter().map(record).chain([sharing_itself()]).collect()
         }
         Decoder::Frame => vec![journal("seg-").0.1[128..].to_vec()],
         Decoder::Claim => vec![journal("epoch-").0.1, b"seg-0000000001-00000000.log".to_vec()],

@@ -1,4 +1,5 @@
-//! How often each pack is referred to, so that liveness costs nothing to ask.
+//! How often each pack is referred to, for a record in it or for blocks that a record elsewhere shares, so that liveness costs
+//! nothing to ask.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -32,17 +33,21 @@ impl Holds {
 
 impl Counts {
     pub(super) fn add(&mut self, r: &Ref) {
-        match self.0.get_mut(&r.pack) {
-            Some(count) => *count += 1,
-            None => drop(self.0.insert(r.pack.clone(), 1)),
+        for pack in r.packs() {
+            match self.0.get_mut(pack) {
+                Some(count) => *count += 1,
+                None => drop(self.0.insert(pack.to_owned(), 1)),
+            }
         }
     }
 
     fn remove(&mut self, r: &Ref) {
-        let Some(count) = self.0.get_mut(&r.pack) else { unreachable!("a reference is let go once") };
-        *count -= 1;
-        if *count == 0 {
-            self.0.remove(&r.pack);
+        for pack in r.packs() {
+            let Some(count) = self.0.get_mut(pack) else { unreachable!("a reference is let go once") };
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(pack);
+            }
         }
     }
 

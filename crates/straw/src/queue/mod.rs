@@ -61,7 +61,7 @@ use lease::Leases;
 use order::{Lanes, Order};
 
 /// Version of the queue's ops and of its serialised state.
-pub(crate) const FORMAT: u16 = 4;
+pub(crate) const FORMAT: u16 = 5;
 
 /// The queue of one run. Serialises to (and from) its durable part alone.
 ///
@@ -208,7 +208,7 @@ impl Queue {
         self.durable.live.settled.contains(id.0)
     }
 
-    /// Packs that some durable reference reaches: these must stay.
+    /// Packs that some durable reference reaches, those of blocks that it shares included: these must stay.
     pub fn live_packs(&self) -> BTreeSet<String> {
         self.counts().packs().map(str::to_owned).collect()
     }

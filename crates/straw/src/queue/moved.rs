@@ -9,7 +9,7 @@ use crate::Ref;
 use crate::limits::REFS_MAX;
 
 impl Queue {
-    /// Every reference to the first of a pair becomes one to the second, which has the same bytes ([`crate::compact::copy`]). What is
+    /// Every reference to the first of a pair becomes one to the second, which has the same content ([`crate::compact::copy`]). What is
     /// not referred to any more is left alone.
     pub fn move_records(&self, moves: &[(Ref, Ref)]) -> Result<Op, Refused> {
         let op = Op::Move { moves: moves.to_vec() };
@@ -20,14 +20,17 @@ impl Queue {
     /// Where the record is now: the reference itself, unless the record was moved. Known for as long as anything needs it.
     /// A reader whose pack is missing asks this.
     pub fn resolve(&self, r: &Ref) -> Ref {
-        let to = self.durable.moved.get(r).filter(|to| !self.is_given_up(&to.pack));
+        let to = self.durable.moved.get(r).filter(|to| !to.packs().any(|pack| self.is_given_up(pack)));
         to.unwrap_or(r).clone()
     }
 
-    /// True when records were moved out of the pack, so that someone may have old references into it.
+    /// True when records were moved out of the pack, or do not share its blocks any more, so that someone may have old references
+    /// that need it.
     pub(crate) fn was_moved_from(&self, pack: &str) -> bool {
-        let first = Ref { pack: pack.to_owned(), offset: 0, len: 0, head: 0, crc: 0 };
-        self.durable.moved.range(first..).next().is_some_and(|(from, _)| from.pack == pack)
+        let first = Ref { pack: pack.to_owned(), ..Ref::default() };
+        let moved = &self.durable.moved;
+        let own = moved.range(first..).next().is_some_and(|(from, _)| from.pack == pack);
+        own || moved.keys().any(|from| from.shares.iter().any(|share| share.pack == pack))
     }
 
     pub(super) fn resolve_all(&self, refs: &[Ref]) -> Vec<Ref> {
@@ -38,7 +41,7 @@ impl Queue {
         at_most("records of a move", moves.len(), REFS_MAX)?;
         let mut seen = BTreeSet::new();
         for (from, to) in moves {
-            if from.pack == to.pack || !from.same_bytes(to) {
+            if from.pack == to.pack || !from.same_content(to) {
                 return Err(Refused::Invalid("a record is moved to another pack and stays the same"));
             }
             if !seen.insert(from) {
@@ -80,6 +83,6 @@ impl Queue {
 
     /// Forgets where records went that nothing needs now.
     pub(super) fn forget_moves_to(&mut self, packs: &[String]) {
-        self.durable.moved.retain(|_, to| !packs.contains(&to.pack));
+        self.durable.moved.retain(|_, to| !packs.iter().any(|pack| to.needs(pack)));
     }
 }

@@ -59,6 +59,6 @@ pub enum Op {
     EndFork { fork: String },
     /// Packs of eras below this are accepted only while they are referred to; retired ones of them are forgotten.
     Forget { below: u32 },
-    /// References to the first of each pair become references to the second, which has the same bytes.
+    /// References to the first of each pair become references to the second, which has the same content.
     Move { moves: Vec<(Ref, Ref)> },
 }

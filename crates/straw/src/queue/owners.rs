@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::refused::at_most;
 use super::{Op, Queue, Refused};
 use crate::Ref;
-use crate::limits::{OWNER_BYTES_MAX, REFS_MAX};
+use crate::limits::{OWNER_BYTES_MAX, REFS_MAX, SHARES_MAX};
 use crate::pack::era_of;
 
 impl Queue {
@@ -70,8 +70,11 @@ impl Queue {
     }
 
     pub(super) fn check_refs(&self, refs: &[Ref]) -> Result<(), Refused> {
-        match refs.iter().find(|r| self.is_given_up(&r.pack)) {
-            Some(r) => Err(Refused::PackRetired(r.pack.clone())),
+        for r in refs {
+            at_most("packs that a record shares blocks of", r.shares.len(), SHARES_MAX)?;
+        }
+        match refs.iter().flat_map(Ref::packs).find(|pack| self.is_given_up(pack)) {
+            Some(pack) => Err(Refused::PackRetired(pack.to_owned())),
             None => Ok(()),
         }
     }

@@ -261,7 +261,11 @@ impl Coordinator {
             },
             _ => {
                 let name = format!("step-{}-{}", self.journal.last(), self.journal.epoch());
-                self.queue.checkpoint(&name, name.as_bytes()).unwrap()
+                match self.queue.checkpoint(&name, name.as_bytes()) {
+                    Ok(op) => op,
+                    Err(Refused::CheckpointExists(_)) => return, // taken, and not committed yet
+                    Err(e) => panic!("{e}"),
+                }
             }
         };
         let (back, count) = (matches!(op, Op::Rollback { .. }), names.len());
@@ -334,7 +338,7 @@ impl Coordinator {
         let Ok(packs) = self.store.packs() else { return };
         let sparse = compact::sparse(&packs, &self.queue, 100, |_| false);
         let Some(one) = world.random.pick(&sparse) else { return };
-        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.live) else { return };
+        let Ok(moves) = compact::copy(&self.store, &self.writer, &one.pack, &one.live) else { return };
         // Others acted while it was copied: what is not needed any more stays, and the copies may have been collected.
         let op = match self.queue.move_records(&moves) {
             Ok(op) => op,
@@ -459,7 +463,25 @@ fn new_tasks(world: &World) -> Vec<NewTask> {
 /// Publishes what `submission` always has.
 pub fn publish(world: &World, writer: &Writer, submission: &str, records: usize) -> Option<Vec<Ref>> {
     world.facts().publishing(writer.owner(), submission, records);
-    match writer.publish(submission, &content(submission, records)) {
+    published(world, submission, writer.publish(submission, &content(submission, records)))
+}
+
+/// The same content, as one that shares what it can with `base`.
+pub fn publish_on(world: &World, store: &Store, writer: &Writer, submission: &str, base: &Ref) -> Option<Vec<Ref>> {
+    world.facts().publishing(writer.owner(), submission, 1);
+    let want = content(submission, 1).remove(0);
+    let update = store.update(base).and_then(|mut update| {
+        update.set("tokens", want.tensor("tokens")?)?;
+        update.set_meta(want.meta.clone());
+        Ok(update)
+    });
+    let refs = published(world, submission, update.and_then(|update| writer.publish_updates(submission, &[update])))?;
+    world.count(|c| c.shared += refs.iter().filter(|r| !r.shares.is_empty()).count() as u64);
+    Some(refs)
+}
+
+fn published(world: &World, submission: &str, refs: straw::Result<Vec<Ref>>) -> Option<Vec<Ref>> {
+    match refs {
         Ok(refs) => {
             world.facts().published(submission, &refs);
             world.count(|c| c.publishes += 1);

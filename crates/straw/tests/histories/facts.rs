@@ -55,9 +55,29 @@ pub fn ops_of(txn: &[Vec<u8>]) -> Vec<Op> {
     txn.iter().map(|record| postcard::from_bytes(record).expect("an op parses")).collect()
 }
 
+/// Submissions of one record of two blocks, the first of which is the same for all of them.
+pub const LONG: char = 'l';
+const LONG_BYTES: u64 = straw::BLOCK_BYTES + 500;
+
+/// Records of a submission.
+pub fn records_of(submission: &str) -> usize {
+    if submission.starts_with(LONG) { 1 } else { 2 }
+}
+
+/// True for a record of those.
+pub fn is_long(r: &Ref) -> bool {
+    r.len + r.shares.iter().map(|share| share.bytes).sum::<u64>() > LONG_BYTES
+}
+
 /// The content that a submission always has.
 pub fn content(submission: &str, records: usize) -> Vec<Record> {
     let seed = submission.bytes().fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)));
+    if submission.starts_with(LONG) {
+        let tail = |i: u64| if i < straw::BLOCK_BYTES { 0 } else { seed };
+        let bytes: Vec<u8> = (0..LONG_BYTES).map(|i| (i as u32).wrapping_mul(31).wrapping_add(tail(i)) as u8).collect();
+        let tokens = Tensor::from_vec(&[LONG_BYTES], bytes).unwrap();
+        return vec![Record::new(format!("{submission}/0")).with("tokens", tokens)];
+    }
     let one = |i: usize| {
         let rows = u64::from(seed.wrapping_add(i as u32 * 13) % 40);
         let values: Vec<u32> = (0..rows as u32 * 3).map(|v| v.wrapping_mul(seed) ^ i as u32).collect();
@@ -170,7 +190,7 @@ impl Facts {
     }
 
     pub fn is_retired(&self, refs: &[Ref]) -> bool {
-        refs.iter().any(|r| self.may_go.contains(&r.pack))
+        refs.iter().flat_map(Ref::packs).any(|pack| self.may_go.contains(pack))
     }
 
     /// The lines whose queues are used: one that has begun, and was not told to leave.
@@ -194,7 +214,7 @@ impl Facts {
 
     /// Some queue refuses it.
     pub fn is_refused(&self, refs: &[Ref]) -> bool {
-        refs.iter().any(|r| self.lines.iter().any(|line| line.given_up.contains(&r.pack)))
+        refs.iter().flat_map(Ref::packs).any(|pack| self.lines.iter().any(|line| line.given_up.contains(pack)))
     }
 
     /// Reads what a submission published and compares it. `may_fail`: operations are failed at random.

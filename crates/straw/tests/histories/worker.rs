@@ -3,7 +3,8 @@
 use straw::queue::{Class, Completion, Lease, Refused};
 use straw::{Error, Ref, SimFs, Store, Writer};
 
-use crate::coordinator::{Coordinator, TERMS, publish, store};
+use crate::coordinator::{Coordinator, TERMS, publish, publish_on, store};
+use crate::facts::{LONG, is_long, records_of};
 use crate::world::World;
 
 pub struct Worker {
@@ -16,6 +17,8 @@ pub struct Worker {
     held: Vec<Held>,
     /// Finished, and not acknowledged.
     finished: Vec<Finished>,
+    /// Records that others may share a block of; the newest ones.
+    long: Vec<Ref>,
 }
 
 #[derive(Clone)]
@@ -32,14 +35,20 @@ struct Finished {
     refs: Vec<Ref>,
 }
 
-const RECORDS: usize = 2;
-
 impl Worker {
     pub fn start(world: &World, sim: SimFs, name: &str, line: usize) -> Option<Box<Self>> {
         let store = store(world, &sim).ok()?;
         let writer = store.writer(name).unwrap();
-        let mut worker =
-            Worker { sim, line, name: name.to_owned(), store, writer, held: Vec::new(), finished: Vec::new() };
+        let mut worker = Worker {
+            sim,
+            line,
+            name: name.to_owned(),
+            store,
+            writer,
+            held: Vec::new(),
+            finished: Vec::new(),
+            long: Vec::new(),
+        };
         worker.recover(world)?;
         Some(Box::new(worker))
     }
@@ -87,7 +96,7 @@ impl Worker {
                 _ => {
                     // The same submission again: the receipt, and nothing written.
                     if let Some(f) = self.finished.last().cloned() {
-                        let again = publish(world, &self.writer, &f.submission, RECORDS);
+                        let again = publish(world, &self.writer, &f.submission, records_of(&f.submission));
                         let retired = world.facts().is_refused(&f.refs);
                         assert!(retired || again == Some(f.refs), "a receipt is another one than before");
                     }
@@ -100,6 +109,7 @@ impl Worker {
         let now_ms = world.now_ms();
         for lease in c.queue.acquire(&self.name, 2, now_ms, TERMS) {
             let parts = c.queue.task(lease.task).map(|t| t.parts.clone()).unwrap_or_default();
+            self.note_long(&parts);
             self.held.push(Held { lease, parts });
         }
     }
@@ -113,11 +123,32 @@ impl Worker {
         let Some(held) = self.held.first().cloned() else { return };
         world.with_coordinator(self.line, |c| self.read_parts(world, c, &held));
         let lease = held.lease;
-        let submission = format!("g{}-{}-{}", lease.task.0, lease.attempt, self.line);
-        if let Some(refs) = publish(world, &self.writer, &submission, RECORDS) {
+        let submission = format!("{}g{}-{}-{}", self.kind(world), lease.task.0, lease.attempt, self.line);
+        if let Some(refs) = self.publish_one(world, &submission) {
             self.held.retain(|h| h.lease.attempt != lease.attempt);
             self.finished.push(Finished { lease, submission, refs });
         }
+    }
+
+    /// Some submissions are long, and share what they can.
+    fn kind(&self, world: &World) -> String {
+        if world.random.below(4) == 0 { LONG.to_string() } else { String::new() }
+    }
+
+    fn publish_one(&mut self, world: &World, submission: &str) -> Option<Vec<Ref>> {
+        let base = world.random.pick(&self.long).filter(|_| submission.starts_with(LONG)).cloned();
+        let refs = match base {
+            Some(base) => publish_on(world, &self.store, &self.writer, submission, &base),
+            None => publish(world, &self.writer, submission, records_of(submission)),
+        }?;
+        self.note_long(&refs);
+        Some(refs)
+    }
+
+    fn note_long(&mut self, refs: &[Ref]) {
+        self.long.extend(refs.iter().filter(|r| is_long(r)).cloned());
+        let old = self.long.len().saturating_sub(4);
+        self.long.drain(..old);
     }
 
     /// For as long as the lease holds, what was told with it can be read where it was said to be.
@@ -162,7 +193,8 @@ impl Worker {
             Err(Refused::PackRetired(pack)) => {
                 self.writer.retired(&pack);
                 world.count(|c| c.republished += 1);
-                if let Some(refs) = publish(world, &self.writer, submission, RECORDS) {
+                self.long.retain(|r| !r.needs(&pack));
+                if let Some(refs) = publish(world, &self.writer, submission, records_of(submission)) {
                     self.finished[0].refs = refs;
                 }
                 return;
@@ -175,11 +207,13 @@ impl Worker {
 
     fn give_up(&mut self, world: &World, c: &mut Coordinator) {
         let Some(Held { lease, parts: before }) = self.held.pop() else { return };
+        let mut shares: Vec<String> = Vec::new();
         let op = match world.random.below(2) {
             0 => c.queue.fail(lease.task, lease.attempt, "no answer", true),
             _ => {
-                let submission = format!("p{}-{}-{}", lease.task.0, lease.attempt, self.line);
-                let Some(mut parts) = publish(world, &self.writer, &submission, RECORDS) else { return };
+                let submission = format!("{}p{}-{}-{}", self.kind(world), lease.task.0, lease.attempt, self.line);
+                let Some(mut parts) = self.publish_one(world, &submission) else { return };
+                shares.extend(parts.iter().flat_map(|r| r.shares.clone()).map(|share| share.pack));
                 parts.extend(before);
                 parts.truncate(4);
                 c.queue.yield_partial(lease.task, lease.attempt, Class::Partial, Some(3), &parts)
@@ -188,9 +222,10 @@ impl Worker {
         match op {
             Ok(op) => drop(c.commit(world, &[op])),
             Err(Refused::PackRetired(pack)) => {
-                let own = pack.starts_with(&self.name);
+                let own = pack.starts_with(&self.name) || shares.contains(&pack);
                 assert!(own || !c.is_newest(world), "progress of an earlier attempt is refused");
                 self.writer.retired(&pack);
+                self.long.retain(|r| !r.needs(&pack));
             }
             Err(_) => {}
         }

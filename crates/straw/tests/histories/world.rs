@@ -29,6 +29,7 @@ pub struct Counts {
     pub pipelined: u64,
     pub pipelines_lost: u64,
     pub publishes: u64,
+    pub shared: u64,
     pub accepted: u64,
     pub republished: u64,
     pub snapshots: u64,
@@ -57,7 +58,7 @@ pub struct Counts {
 
 macro_rules! each {
     ($of:expr, $with:expr, $do:expr) => {
-        each!(@ $of, $with, $do, steps operations claims fenced txns pipelined pipelines_lost publishes accepted republished snapshots abandoned locked_out
+        each!(@ $of, $with, $do, steps operations claims fenced txns pipelined pipelines_lost publishes shared accepted republished snapshots abandoned locked_out
             moves old_parts_read resolved retired forgotten forks fork_steps left gone_with_a_queue removals
             checkpoints rollbacks receipts reads freezes faults full hosts_lost power_cuts)
     };

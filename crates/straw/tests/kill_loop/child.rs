@@ -215,7 +215,7 @@ impl Child {
         let packs = self.store.packs().unwrap();
         let sparse = self.commit(|queue| Ok((vec![], compact::sparse(&packs, queue, 70, Archive::is_owner))));
         let Some(one) = sparse.into_iter().find(|one| Some(&one.pack) != writer.pack().as_ref()) else { return };
-        let moves = compact::copy(&self.store, writer, &one.live).unwrap();
+        let moves = compact::copy(&self.store, writer, &one.pack, &one.live).unwrap();
         match self.coordinator.commit(|queue| Ok((vec![queue.move_records(&moves)?], ()))) {
             Ok(()) => say("moved"),
             // Copied before under this name, for what was taken back since.

@@ -20,7 +20,7 @@ use straw::{Queue, Ref};
 const TERMS: LeaseTerms = LeaseTerms { duration_ms: 50, per_worker_max: 3 };
 
 fn reference(n: u64) -> Ref {
-    Ref { pack: format!("w-{n:016x}"), offset: 64, len: 100, head: 30, crc: n as u32 }
+    Ref { pack: format!("w-{n:016x}"), offset: 64, len: 100, head: 30, crc: n as u32, ..Ref::default() }
 }
 
 fn new_task(id: u64, attempts_max: u32) -> NewTask {

@@ -68,6 +68,7 @@ fn a_task_life_costs_few_bytes_in_the_journal() {
             len: 40_000,
             head: 300,
             crc: u32::MAX,
+            ..Ref::default()
         };
         let Ok(Completion::Accept(op)) = q.offer(TaskId(id), &format!("g{id}-1.{id}"), &[r]) else { panic!() };
         go(&mut q, op);

@@ -100,7 +100,7 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
     let plan = sparse(&store.packs()?, &owned.queue, live_percent, stays);
     let writer = store.writer("compact")?;
     for pack in &plan {
-        let moves = copy(&store, &writer, &pack.live).with_context(|| pack.pack.clone())?;
+        let moves = copy(&store, &writer, &pack.pack, &pack.live).with_context(|| pack.pack.clone())?;
         for moves in moves.chunks(MOVES_PER_TXN) {
             let op = owned.queue.move_records(moves)?;
             journal.append(&[owned.record(&op)?]).with_context(name)?;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_would_be_moved_is_said_before_it_is_moved() {
-        let live = straw::Ref { pack: "w-0".into(), offset: 0, len: 100, head: 10, crc: 0 };
+        let live = straw::Ref { pack: "w-0".into(), offset: 0, len: 100, head: 10, crc: 0, ..straw::Ref::default() };
         let plan = [Sparse { pack: "w-0".into(), bytes: 3 << 20, live_bytes: 100, live: vec![live] }];
         let all = [human(&plan, false, 0), human(&plan, true, 3 << 20), human(&plan, true, 0), human(&[], false, 0)];
         let all = all.map(|lines| lines.join("\n"));

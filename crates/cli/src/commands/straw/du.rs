@@ -156,6 +156,7 @@ mod tests {
             extents: 1,
             records: 1,
             record_bytes: 3 << 20,
+            shared_bytes: 0,
             gap_bytes: 0,
         }
     }

@@ -106,7 +106,7 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
     }
     for pack in &found.packs {
         say(&format!(
-            "pack     {}  owner {}  {} bytes{}  {}  {} of {} bytes  {} never acknowledged",
+            "pack     {}  owner {}  {} bytes{}  {}  {} of {} bytes{}  {} never acknowledged",
             pack.name,
             pack.owner,
             pack.bytes,
@@ -114,6 +114,7 @@ fn show(args: &StrawFolder, found: &Inspection, verified: Option<&Soundness>, gr
             if pack.extents == 1 { "1 publish".to_owned() } else { format!("{} publishes", pack.extents) },
             api::count(pack.records, "record"),
             pack.record_bytes,
+            if pack.shared_bytes > 0 { format!(", which share {} bytes", pack.shared_bytes) } else { String::new() },
             api::count(pack.gap_bytes, "byte"),
         ));
     }
