@@ -29,6 +29,10 @@ const FROM_HOST: [&str; 11] = [
     "RAYON_NUM_THREADS",
     "THRESH_FAULTS",
     "THRESH_CONDUCTOR_FAULTS",
+    "THRESH_GIVE_BACK_LOOK_MS",
+    "THRESH_GIVE_BACK_SETTLE_MS",
+    "THRESH_GIVE_BACK_GAIN_BYTES",
+    "THRESH_GIVE_BACK_LIVE_PERCENT",
 ];
 
 /// Name of this machine's node in pods, unless more than one is played.

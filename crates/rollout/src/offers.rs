@@ -81,3 +81,113 @@ fn all(count: usize, error: ClientError) -> Vec<Answer> {
     let error = Arc::new(error);
     (0..count).map(|_| Err(error.clone())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::{Json, Router, extract::State, routing::post};
+    use control::{
+        client::EpochMemory,
+        wire::{GroupSummary, RefusalKind},
+    };
+    use std::time::Duration;
+    use tokio::sync::{Semaphore, mpsc};
+
+    use super::*;
+
+    /// A conductor that tells of each call and answers it when it is let to: even tasks are accepted, odd ones refused.
+    struct Desk {
+        called: mpsc::UnboundedSender<usize>,
+        may_answer: Semaphore,
+    }
+
+    async fn complete(State(desk): State<Arc<Desk>>, Json(request): Json<CompleteRequest>) -> Json<CompleteReply> {
+        desk.called.send(request.results.len()).unwrap();
+        desk.may_answer.acquire().await.unwrap().forget();
+        let outcome = |finished: Finished| {
+            if finished.task.is_multiple_of(2) {
+                Outcome::Accepted
+            } else {
+                Outcome::Refused { kind: RefusalKind::Invalid, message: format!("task {}", finished.task) }
+            }
+        };
+        Json(CompleteReply { conductor_epoch: 1, outcomes: request.results.into_iter().map(outcome).collect() })
+    }
+
+    async fn desk() -> (Arc<Desk>, mpsc::UnboundedReceiver<usize>, Arc<Offers>) {
+        let (called, calls) = mpsc::unbounded_channel();
+        let desk = Arc::new(Desk { called, may_answer: Semaphore::new(0) });
+        let routes = Router::new().route("/v1/complete", post(complete)).with_state(desk.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        let client = ConductorClient::new(reqwest::Client::new(), url, "t", EpochMemory::default());
+        let worker = WorkerId { name: "w".into(), incarnation: "1".into(), node: "n".into() };
+        let offers = Offers::new(client, worker, Patience::for_at_most(Duration::from_secs(60)));
+        (desk, calls, Arc::new(offers))
+    }
+
+    fn finished(task: u64) -> Finished {
+        let group = straw::Ref { pack: "p".into(), offset: 0, len: 1, head: 1, crc: 1 };
+        let summary = GroupSummary {
+            group_index: task,
+            rewards: vec![],
+            failed: 0,
+            version_min: 1,
+            version_max: 1,
+            response_tokens: 0,
+            tokens: 0,
+            generate_calls: 0,
+        };
+        Finished { lease: "1.1".into(), task, submission: format!("s/{task}"), group, summary }
+    }
+
+    fn offer(offers: &Arc<Offers>, task: u64) -> tokio::task::JoinHandle<Answer> {
+        let offers = offers.clone();
+        tokio::spawn(async move { offers.offer(&finished(task)).await })
+    }
+
+    async fn until_waiting(offers: &Offers, count: usize) {
+        while offers.waiting().len() < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_finished_while_a_call_is_under_way_shares_the_next_and_each_has_its_own_answer() {
+        let (desk, mut calls, offers) = desk().await;
+        let first = offer(&offers, 0);
+        assert_eq!(calls.recv().await, Some(1));
+        let later: Vec<_> = (1..=5).map(|task| offer(&offers, task)).collect();
+        until_waiting(&offers, 5).await;
+        desk.may_answer.add_permits(2);
+        assert_eq!(first.await.unwrap().unwrap(), Outcome::Accepted);
+        assert_eq!(calls.recv().await, Some(5));
+        for (task, answer) in (1..).zip(later) {
+            match answer.await.unwrap().unwrap() {
+                Outcome::Accepted => assert_eq!(task % 2, 0),
+                Outcome::Refused { message, .. } => assert_eq!(message, format!("task {task}")),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(calls.try_recv().is_err(), "two calls in all");
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_in_the_middle_of_its_call_takes_no_other_offer_along() {
+        let (desk, mut calls, offers) = desk().await;
+        let blocking = offer(&offers, 0);
+        assert_eq!(calls.recv().await, Some(1));
+        let leaves = offer(&offers, 2);
+        until_waiting(&offers, 1).await;
+        let stays = offer(&offers, 4);
+        until_waiting(&offers, 2).await;
+        desk.may_answer.add_permits(1);
+        blocking.await.unwrap().unwrap();
+        // The second makes the call for both, and nobody wants its group any more.
+        assert_eq!(calls.recv().await, Some(2));
+        leaves.abort();
+        assert_eq!(calls.recv().await, Some(1), "offered again");
+        desk.may_answer.add_permits(2);
+        assert_eq!(stays.await.unwrap().unwrap(), Outcome::Accepted);
+    }
+}

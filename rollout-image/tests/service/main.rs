@@ -1,6 +1,7 @@
 //! The conductor as a service: many calls at once, over its real HTTP server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod give_back;
 mod leases;
 mod offers;
 mod successors;

@@ -17,10 +17,10 @@ use thresh_rollout::lone::{Lone, finished, quick, worker};
 use crate::{http, model};
 
 /// A conductor as a process of its own.
-struct Process(Child);
+pub struct Process(pub Child);
 
 impl Process {
-    fn start(lone: &Lone, uid: &str) -> Self {
+    pub fn start(lone: &Lone, uid: &str) -> Self {
         let mut command: Command = lone.command(Path::new(env!("CARGO_BIN_EXE_thresh-rollout")), uid);
         Self(command.env("RUST_LOG", "warn").spawn().unwrap())
     }
