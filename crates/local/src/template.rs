@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// What a process gets from this machine's environment, unless its template says otherwise: a container has these from its
-/// image. The last two order faults, in tests.
-const FROM_HOST: [&str; 11] = [
+/// image. The last ones, of faults and of when space is given back, are for tests.
+const FROM_HOST: [&str; 15] = [
     "PATH",
     "HOME",
     "USER",
