@@ -34,7 +34,9 @@ const PARTS: [(&str, &str, &str); 3] = [
         "The whole loop",
         "The quickstart, by `thresh run`, with all its processes sharing the cores. `trainer_recovery` is the time from the `kill -9` \
          of a rank to the next optimizer step in the journal: the death is noticed, the attempt ended, the next one started, its \
-         tiles loaded, and a retained batch learnt.",
+         tiles loaded, and a retained batch learnt. `lease_renewals`, `results_accepted` and `conductor_failover` are of a conductor alone, \
+         a process that is asked over HTTP: renewals beside as many calls that ask for nothing, results that are answered once they \
+         are durable, and the time from a `kill -9` under load to the first result that the successor acknowledges, started at once.",
     ),
 ];
 

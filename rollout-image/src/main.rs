@@ -1,14 +1,9 @@
 //! `thresh-rollout`: the conductor of a run, a worker of a pool, or a native engine. This binary only wires: what they do
 //! is in the libraries.
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
-
-mod conductor;
-mod engine;
-mod worker;
-
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use thresh_rollout::{conductor, engine, worker};
 
 /// The rollout side of Thresh.
 #[derive(Parser)]

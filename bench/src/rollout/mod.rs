@@ -1,9 +1,10 @@
-//! A real run of the whole loop, with all its processes, and an engine behind its HTTP interface.
+//! A real run of the whole loop, with all its processes; an engine and a conductor behind their HTTP interfaces.
 
 mod engine_http;
 mod local_run;
 mod loop_time;
 mod memory;
+mod service;
 mod trainer_recovery;
 
 use std::path::Path;
@@ -18,6 +19,15 @@ pub fn run(options: &Options, manifest: &Path, kills: usize) -> Result<()> {
     let mut lines = Lines::begin(&options.out, "rollout")?;
     if options.wants("engine_http") {
         engine_http::run(options, &mut lines, manifest)?;
+    }
+    if options.wants("lease_renewals") {
+        service::renewals(options, &mut lines, manifest)?;
+    }
+    if options.wants("results_accepted") {
+        service::offers(options, &mut lines, manifest)?;
+    }
+    if options.wants("conductor_failover") {
+        service::failover(options, &mut lines, manifest)?;
     }
     if !(options.wants("loop") || options.wants("memory") || options.wants("trainer_recovery")) {
         return Ok(());

@@ -183,7 +183,8 @@ pub enum Straw {
     Du(StrawFolder),
     /// Say what can be mended without a copy, and mend it with `--yes`. Nothing that could be needed is removed.
     Repair(StrawRepair),
-    /// Say which packs are mostly dead, and with `--yes` move what is needed of them elsewhere and give them back.
+    /// Say which packs are mostly dead, and with `--yes` move what is needed of them elsewhere and give them back. The conductor of a
+    /// run that lives does so by itself once it is worth it.
     Compact(StrawCompact),
     /// Show how it changes, a line a look.
     Top(StrawTop),
@@ -220,9 +221,13 @@ pub struct StrawCompact {
     /// Of a pack, at most this share is needed, percent of its bytes.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=100))]
     pub live_percent: u64,
-    /// Do it. The journal is claimed for that, so stop the run first. Without, it is only said.
+    /// Do it. The conductor of a run that lives is asked to; the journal of one that has stopped is claimed for that. Without, it
+    /// is only said.
     #[arg(long)]
     pub yes: bool,
+    /// Where the conductor of a run that is not of this machine answers; its token is in THRESH_TOKEN.
+    #[arg(long, value_name = "URL", requires = "yes")]
+    pub conductor: Option<String>,
 }
 
 /// `thresh straw top`

@@ -99,18 +99,20 @@ impl OneLook {
 
     /// Asks the conductor itself.
     fn ask(&self) -> Option<Progress> {
+        let limit = Duration::from_secs(2);
+        self.call(async |client| tokio::time::timeout(limit, client.progress()).await.ok()?.ok())?
+    }
+
+    /// Calls the conductor, if there is one to call.
+    pub fn call<A>(&self, ask: impl AsyncFnOnce(ConductorClient) -> A) -> Option<A> {
         let objects = self.state.join("objects");
         let conductor = plan::build::conductor_name(&self.file.name);
         let pod: Pod = folder::read_json(&objects.join("pods").join(format!("{conductor}-0.json"))).ok()??;
         let secret = objects.join("secrets").join(format!("{}.json", plan::build::token_secret(&self.file.name)));
         let secret: Secret = folder::read_json(&secret).ok()??;
         let target = operator::target(&pod, &secret)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-        runtime.block_on(async {
-            let http = control::names::http_client(Names::with_hosts(self.state.join("hosts"))).ok()?;
-            let client = ConductorClient::new(http, target.url, target.token, EpochMemory::default());
-            tokio::time::timeout(Duration::from_secs(2), client.progress()).await.ok()?.ok()
-        })
+        let names = Names::with_hosts(self.state.join("hosts"));
+        call(names, &target.url, &target.token, ask).ok()
     }
 
     #[cfg(test)]
@@ -120,6 +122,15 @@ impl OneLook {
         let answers = holder.is_some();
         Self { state: "s".into(), holder, file, job, serving, pool, pods, answers, now, settings, manifest }
     }
+}
+
+/// Calls the conductor at `url`.
+pub fn call<A>(names: Names, url: &str, token: &str, ask: impl AsyncFnOnce(ConductorClient) -> A) -> Result<A> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let http = control::names::http_client(names)?;
+        Ok(ask(ConductorClient::new(http, url, token, EpochMemory::default())).await)
+    })
 }
 
 #[cfg(test)]

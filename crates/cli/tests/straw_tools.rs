@@ -214,10 +214,7 @@ fn compact_gives_back_what_nothing_needs_and_keeps_its_hands_off_a_run_that_live
     let dead = writer.publish("rejected", &[Record::new(vec![1; 50_000])]).unwrap()[0].pack.clone();
     let before = pool.files(".");
     let (code, said) = told(&["compact", "--yes"], pool.path());
-    assert!(
-        code == 1 && said.contains("worker-9 is writing to pack") && said.contains("\n  fix: stop the run"),
-        "{said}"
-    );
+    assert!(code == 1 && said.contains("worker-9 is writing to pack") && said.contains("or stop the run"), "{said}");
     assert_eq!(pool.files("."), before, "nobody was fenced");
     // Its process ends without a word.
     drop(writer);

@@ -77,6 +77,8 @@ impl Conductor {
             conductor.emit(&mut out, Record::Failed { reason, time_ms: now_ms })?;
         }
         conductor.take_manifest(&mut out, config)?;
+        // Whether records were moved since it was given, only the predecessor knew.
+        conductor.note_given_orders();
         out.commands.push(Command::ListFolders);
         conductor.advance(now_ms, &mut out)?;
         Ok((conductor, out))
@@ -163,6 +165,8 @@ impl Conductor {
             Event::FoldersFound(folders) => self.on_folders(folders, out),
             Event::FolderDeleted { folder, result } => self.on_deleted(folder, result, now, out)?,
             Event::PacksFound(packs) => self.on_packs(&packs, now, out)?,
+            Event::Compact(reply, request) => self.on_compact(reply, &request, out),
+            Event::RecordsCopied(result) => self.on_copied(result, out)?,
             Event::Tick => self.on_tick(now, out)?,
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use control::wire::{
-    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, EngineAddress,
-    FailReply, FailRequest, LeaseRequest, NextReply, NextRequest, Progress, Refusal, RenewReply, RenewRequest,
-    ReportReply, ReportRequest, Sampling, Scores, SettingsReply, StepRecord, TaskKind,
+    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompactReply, CompactRequest, CompleteReply,
+    CompleteRequest, EngineAddress, FailReply, FailRequest, LeaseRequest, NextReply, NextRequest, Progress, Refusal,
+    RenewReply, RenewRequest, ReportReply, ReportRequest, Sampling, Scores, SettingsReply, StepRecord, TaskKind,
 };
 use rl::GroupAdvantage;
 use straw::{PackInfo, Ref};
@@ -45,6 +45,8 @@ pub enum Event {
     Settings(ReplyId, Box<SettingsAsked>),
     /// `POST /v1/checkpoint`
     Checkpoint(ReplyId, CheckpointRequest),
+    /// `POST /v1/compact`
+    Compact(ReplyId, CompactRequest),
     /// `GET /v1/progress`
     Progress(ReplyId),
     /// The run's folder was looked for: why it is not there, if so.
@@ -115,6 +117,8 @@ pub enum Event {
     },
     /// [`Command::ListPacks`] ended: all packs but the one being written here.
     PacksFound(Vec<PackInfo>),
+    /// [`Command::CopyRecords`] ended: from where to where, or why not.
+    RecordsCopied(Result<Vec<(Ref, Ref)>, String>),
     /// Time passed.
     Tick,
 }
@@ -184,6 +188,7 @@ pub enum Reply {
     Report(ReportReply),
     Settings(SettingsReply),
     Checkpoint(CheckpointReply),
+    Compact(CompactReply),
     Progress(Box<Progress>),
     Refused(Refusal),
 }
@@ -252,6 +257,13 @@ pub enum Command {
         /// All that were retired and are not gone yet: a removal that was cut short is finished. It is [`straw::Member::remove`]'s, of
         /// the queue [`straw::pool::MAIN`].
         retired: BTreeSet<String>,
+    },
+    /// Write records of a pack once more, in another one.
+    CopyRecords {
+        /// The pack that they need no more then.
+        out_of: String,
+        /// In order of their place.
+        records: Vec<Ref>,
     },
     /// Delete a folder that no record names.
     DeleteFolder {

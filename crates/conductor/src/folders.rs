@@ -4,9 +4,6 @@ use straw::PackInfo;
 
 use crate::{Command, Conductor, Error, Record, Step, memory::backoff_ms};
 
-/// Time between two looks at the packs.
-const COLLECT_EVERY_MS: u64 = 60_000;
-
 impl Conductor {
     /// Folders found on disk: those of superseded epochs that nothing names were never finished.
     pub(crate) fn on_folders(&mut self, folders: Vec<String>, out: &mut Step) {
@@ -47,13 +44,16 @@ impl Conductor {
     /// Looks at the packs now and then.
     pub(crate) fn look_at_packs(&mut self, now: u64, out: &mut Step) {
         if self.memory.collect_ms <= now {
-            self.memory.collect_ms = now + COLLECT_EVERY_MS;
+            self.memory.collect_ms = now + self.memory.give_back.look_every_ms;
             out.commands.push(Command::ListPacks);
         }
     }
 
     pub(crate) fn on_packs(&mut self, packs: &[PackInfo], now: u64, out: &mut Step) -> Result<(), Error> {
-        let free = self.memory.collector.candidates(packs, &self.state.queue, now);
+        let mut free = self.memory.collector.candidates(packs, &self.state.queue, now);
+        if self.old_places_are_read() {
+            free.clear();
+        }
         if !free.is_empty() && self.state.queue.retire(&free).is_ok() {
             self.emit(out, Record::PacksRetired { packs: free })?;
         }
@@ -64,6 +64,7 @@ impl Conductor {
         if packs.iter().any(|pack| retired.contains(&pack.name)) {
             out.commands.push(Command::RemovePacks { retired: retired.clone() });
         }
+        self.choose_packs(packs, out);
         Ok(())
     }
 

@@ -22,6 +22,7 @@
 
 mod admission;
 pub mod check;
+mod compaction;
 mod conductor;
 mod config;
 pub mod convert;
@@ -45,6 +46,7 @@ mod trainer;
 mod workers;
 
 pub use check::Snapshot;
+pub use compaction::GiveBack;
 pub use conductor::{Conductor, LEASE_MS, PUBLISH_PATIENCE_MS, SAVED_HOLD_MS, TRAINER_HEARTBEAT_MS};
 pub use config::{
     AttemptConfig, DataFile, EvalEvery, Found, Frozen, Live, RunConfig, TooStale, Warm, first_difference,

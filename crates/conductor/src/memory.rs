@@ -7,11 +7,7 @@ use control::wire::{EngineAddress, SamplesProgress, WorkerId};
 
 use straw::Collector;
 
-use crate::{ReplyId, Source};
-
-/// A pack that nothing refers to, and that nobody adds to any more, is kept this long: a worker may be about to offer what is in
-/// it.
-const PACK_SETTLE_MS: u64 = 120_000;
+use crate::{GiveBack, ReplyId, Source, compaction::Emptying};
 
 /// A worker that was heard of.
 #[derive(Clone, Debug)]
@@ -180,6 +176,8 @@ pub(crate) struct Memory {
     pub collector: Collector,
     /// When to look at the packs next.
     pub collect_ms: u64,
+    pub give_back: GiveBack,
+    pub emptying: Emptying,
     /// What is waited for, since when.
     pub waiting: BTreeMap<String, u64>,
     pub source: Source,
@@ -204,12 +202,19 @@ impl Memory {
             publication: None,
             first_lease_ms: BTreeMap::new(),
             deleting: BTreeMap::new(),
-            collector: Collector::new(PACK_SETTLE_MS),
+            collector: Collector::new(GiveBack::default().settle_ms),
             collect_ms: 0,
+            give_back: GiveBack::default(),
+            emptying: Emptying::default(),
             waiting: BTreeMap::new(),
             source,
             warm_source,
         }
+    }
+
+    pub fn set_give_back(&mut self, rule: GiveBack) {
+        self.collector = Collector::new(rule.settle_ms);
+        self.give_back = rule;
     }
 
     /// Engines that workers may use: live, at the version that was journaled last, and told to generate with it.

@@ -2,12 +2,25 @@
 
 use control::wire::{EngineProgress, Progress, QueueProgress, RunPhase, TrainerProgress, Wait, WorkerProgress};
 
-use crate::{Conductor, TRAINER_HEARTBEAT_MS, memory::is_admitted, state::EVAL_TASKS, workers::holder};
+use crate::{
+    Conductor, Source, State, TRAINER_HEARTBEAT_MS,
+    memory::{Memory, is_admitted},
+    state::EVAL_TASKS,
+    workers::holder,
+};
 
 /// A worker that was not heard of for this long is not shown any more.
 const WORKER_SHOWN_MS: u64 = 60_000;
 
 impl Conductor {
+    /// How a run stands that nobody conducts: what its journal adds up to, without what only a living conductor knows.
+    #[must_use]
+    pub fn standing(state: State, now: u64) -> Progress {
+        let epoch = state.conductor_epoch;
+        let nobody = Self { state, memory: Memory::new(Source::new(0, 0), Source::new(0, 0)), epoch };
+        Progress { waits: Vec::new(), ..nobody.progress(now) }
+    }
+
     /// All of it.
     #[must_use]
     pub fn progress(&self, now: u64) -> Progress {

@@ -1,8 +1,8 @@
 //! Workers: leases, results, failures.
 
 use control::wire::{
-    CompleteReply, CompleteRequest, FailReply, FailRequest, GroupSummary, LeaseRequest, Outcome, RefusalKind,
-    RenewReply, RenewRequest, Sampling, TaskKind, WorkerId,
+    CompleteReply, CompleteRequest, FailReply, FailRequest, Finished, GroupSummary, LeaseRequest, Outcome, RESULTS_MAX,
+    RefusalKind, RenewReply, RenewRequest, Sampling, TaskKind, WorkerId,
 };
 use straw::queue::{AttemptId, Completion, Lane, Lease, LeaseTerms, Refused, TaskId, Wanted};
 
@@ -69,21 +69,36 @@ impl Conductor {
         out: &mut Step,
     ) -> Result<(), Error> {
         self.heard(&request.worker, now, out);
-        let task = TaskId(request.task);
-        let result = std::slice::from_ref(&request.group);
-        let attempt = attempt_of(&request.lease);
+        if request.results.len() > RESULTS_MAX {
+            let message = format!("results: {} in one call; at most {RESULTS_MAX} are taken", request.results.len());
+            self.refuse(out, reply, RefusalKind::Invalid, message);
+            return Ok(());
+        }
+        let mut outcomes = Vec::with_capacity(request.results.len());
+        for finished in &request.results {
+            outcomes.push(self.take_result(finished, out)?);
+        }
+        let complete = CompleteReply { conductor_epoch: self.epoch, outcomes };
+        out.commands.push(Command::Reply(reply, Reply::Complete(complete)));
+        Ok(())
+    }
+
+    fn take_result(&mut self, finished: &Finished, out: &mut Step) -> Result<Outcome, Error> {
+        let task = TaskId(finished.task);
+        let result = std::slice::from_ref(&finished.group);
+        let attempt = attempt_of(&finished.lease);
         let held =
             attempt.filter(|attempt| self.state.queue.lease(task).is_some_and(|lease| lease.attempt == *attempt));
         let answer = match held {
-            Some(attempt) => self.state.queue.complete(task, attempt, &request.submission, result),
+            Some(attempt) => self.state.queue.complete(task, attempt, &finished.submission, result),
             // A lease of an earlier conductor, or one that ran out: the first result wins all the same.
-            None => self.state.queue.offer(task, &request.submission, result),
+            None => self.state.queue.offer(task, &finished.submission, result),
         };
-        let outcome = match answer {
-            Ok(Completion::Accept(_)) => match self.judged(request) {
+        Ok(match answer {
+            Ok(Completion::Accept(_)) => match self.judged(finished) {
                 None => {
                     let (submission, group, summary) =
-                        (request.submission.clone(), request.group.clone(), request.summary.clone());
+                        (finished.submission.clone(), finished.group.clone(), finished.summary.clone());
                     self.emit(out, Record::Completed { task: task.0, submission, group, summary, attempt: held })?;
                     Outcome::Accepted
                 }
@@ -94,40 +109,37 @@ impl Conductor {
                     Outcome::Superseded
                 }
             },
-            Ok(Completion::Already(_)) => Outcome::Accepted,
-            Ok(Completion::Settled) => Outcome::Superseded,
-            Err(Refused::AcceptedOtherwise { .. } | Refused::UnknownTask(_)) => Outcome::Superseded,
+            Ok(Completion::Already(_)) => Outcome::Duplicate,
+            Ok(Completion::Settled) | Err(Refused::AcceptedOtherwise { .. } | Refused::UnknownTask(_)) => {
+                Outcome::Superseded
+            }
             Err(refused) => {
                 let kind = match refused {
                     Refused::PackRetired(_) => RefusalKind::PackCollected,
                     _ => RefusalKind::Invalid,
                 };
-                self.refuse(out, reply, kind, refused.to_string());
-                return Ok(());
+                Outcome::Refused { kind, message: refused.to_string() }
             }
-        };
-        let complete = CompleteReply { conductor_epoch: self.epoch, outcome };
-        out.commands.push(Command::Reply(reply, Reply::Complete(complete)));
-        Ok(())
+        })
     }
 
     /// Takes note of how a result is, and says why it must not be learnt from, if so.
-    fn judged(&mut self, request: &CompleteRequest) -> Option<String> {
-        let unusable = self.unusable(request);
-        if request.task < EVAL_TASKS {
-            let failed = u64::from(request.summary.failed);
-            let samples = request.summary.rewards.len() as u64 + failed;
+    fn judged(&mut self, finished: &Finished) -> Option<String> {
+        let unusable = self.unusable(finished);
+        if finished.task < EVAL_TASKS {
+            let failed = u64::from(finished.summary.failed);
+            let samples = finished.summary.rewards.len() as u64 + failed;
             self.memory.brought.note(samples, failed, unusable.as_deref());
         }
         unusable
     }
 
     /// Why a result must not be learnt from.
-    fn unusable(&self, request: &CompleteRequest) -> Option<String> {
-        let GroupSummary { group_index, rewards, failed, version_min, version_max, .. } = &request.summary;
-        let eval = request.task >= EVAL_TASKS;
-        let samples = self.samples(request.task);
-        if *group_index != request.task {
+    fn unusable(&self, finished: &Finished) -> Option<String> {
+        let GroupSummary { group_index, rewards, failed, version_min, version_max, .. } = &finished.summary;
+        let eval = finished.task >= EVAL_TASKS;
+        let samples = self.samples(finished.task);
+        if *group_index != finished.task {
             return Some(format!("it is group {group_index}"));
         }
         if rewards.len() as u64 + u64::from(*failed) != u64::from(samples) {

@@ -3,7 +3,7 @@
 
 mod world;
 
-use conductor::{Record, State, TooStale};
+use conductor::{GiveBack, Record, State, TooStale};
 use world::{Faults, World, config};
 
 /// More in the long form: `THRESH_HISTORIES=10000 cargo test --release -p conductor --test histories`.
@@ -11,7 +11,9 @@ fn histories() -> u64 {
     std::env::var("THRESH_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
 }
 
-fn play(name: &str, asynchronous: bool, warm: bool, faults: Faults, edit: impl Fn(&mut World)) {
+/// Gives how many records were moved, and how many packs went.
+fn play(name: &str, asynchronous: bool, warm: bool, faults: Faults, edit: impl Fn(&mut World)) -> (u64, usize) {
+    let mut given_back = (0, 0);
     let mut deaths = std::collections::BTreeMap::new();
     for seed in 0..histories() {
         let mut world = World::new(seed, config(asynchronous, warm), faults);
@@ -24,6 +26,7 @@ fn play(name: &str, asynchronous: bool, warm: bool, faults: Faults, edit: impl F
             eprintln!("{name}: seed {seed}");
             std::panic::resume_unwind(panic);
         }
+        given_back = (given_back.0 + world.moved, given_back.1 + world.removed_packs.len());
         for (who, times) in &world.deaths {
             *deaths.entry(*who).or_insert(0) += times;
         }
@@ -32,6 +35,7 @@ fn play(name: &str, asynchronous: bool, warm: bool, faults: Faults, edit: impl F
         let faulty = faults.conductor > 0;
         assert!(!faulty || deaths.get(who).copied().unwrap_or(0) > 0, "{name}: no {who} ever died: {deaths:?}");
     }
+    given_back
 }
 
 #[test]
@@ -57,6 +61,17 @@ fn whatever_dies_an_async_run_does_everything_once() {
 #[test]
 fn whatever_dies_an_async_run_that_drops_stale_groups_does_everything_once() {
     play("async drop", true, true, Faults::many(), |world| world.config.frozen.too_stale = TooStale::Drop);
+}
+
+#[test]
+fn whatever_dies_packs_are_emptied_and_go_and_nobody_reads_in_vain() {
+    let often =
+        GiveBack { look_every_ms: 100, settle_ms: 300, live_percent_max: 70, gain_bytes_min: 1, copy_bytes_max: 250 };
+    for (name, asynchronous) in [("give back async", true), ("give back sync", false)] {
+        let (moved, removed) =
+            play(name, asynchronous, !asynchronous, Faults::many(), |world| world.give_back = Some(often));
+        assert!(moved > 0 && removed > 0, "{name}: {moved} records moved, {removed} packs removed");
+    }
 }
 
 #[test]

@@ -8,14 +8,14 @@ use conductor::{
     State, TRAINER_HEARTBEAT_MS, TilesProblem, Unreached,
 };
 use control::wire::{
-    CheckpointRequest, CompleteRequest, FailRequest, GroupSummary, LeaseRequest, NextRequest, Order, Outcome,
+    CheckpointRequest, CompleteRequest, FailRequest, Finished, LeaseRequest, NextRequest, Order, Outcome, RESULTS_MAX,
     RefusalKind, RenewRequest, Report, ReportRequest, RunPhase, Start, WorkerId,
 };
 use world::{
     Faults, World,
     asks::{
-        claim, complete, granted, is_fenced, lease, next, offer, quiet, report, settings, stranger, trained,
-        waiting_for_groups,
+        claim, complete, finished, granted, is_fenced, lease, next, offer, offer_all, quiet, report, settings,
+        stranger, trained, waiting_for_groups,
     },
     config,
 };
@@ -315,7 +315,7 @@ fn a_sample_of_a_version_the_ledger_lacks_is_refused() {
     let worker = stranger("n");
     let grants = granted(lease(&mut world, worker.clone(), 1));
     let answer = complete(&mut world, worker, &grants[0], |summary| summary.version_max = 99);
-    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Superseded));
+    assert_eq!(answer, Outcome::Superseded);
     assert!(matches!(world.journal.last(), Some(Record::TaskFailed { reason, .. }) if reason.contains("99")));
 }
 
@@ -326,11 +326,11 @@ fn a_group_with_one_good_sample_is_tried_again_and_one_with_three_is_taken() {
     let grants = granted(lease(&mut world, worker.clone(), 2));
     let answer =
         complete(&mut world, worker.clone(), &grants[0], |summary| (summary.rewards, summary.failed) = (vec![1.0], 3));
-    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Superseded));
+    assert_eq!(answer, Outcome::Superseded);
     let answer = complete(&mut world, worker.clone(), &grants[1], |summary| {
         (summary.rewards, summary.failed) = (vec![1.0, 0.0, 1.0], 1)
     });
-    assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted));
+    assert_eq!(answer, Outcome::Accepted);
     let again = granted(lease(&mut world, worker, 8));
     assert!(
         again.iter().any(|grant| grant.task == grants[0].task && grant.seeds == grants[0].seeds),
@@ -350,7 +350,7 @@ fn more_than_a_fifth_of_invalid_samples_is_said_of_the_run() {
         let answer = complete(&mut world, worker.clone(), &grant, |summary| {
             (summary.rewards, summary.failed) = (vec![2.0, 4.0, 6.0], 1);
         });
-        assert!(matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted));
+        assert_eq!(answer, Outcome::Accepted);
     }
     assert_eq!((invalid(&world).brought, invalid(&world).invalid), (16, 4));
     assert!(invalid(&world).too_many_invalid(), "a quarter is more than a fifth");
@@ -391,34 +391,67 @@ fn a_result_is_taken_once_whoever_offers_it_and_under_whatever_lease() {
     let renew = RenewRequest { worker: worker.clone(), leases: vec![(grant.lease.clone(), grant.task)] };
     let Some(Reply::Renew(renewed)) = world.now(|reply| Event::Renew(reply, renew)).1 else { panic!("renew") };
     assert_eq!(renewed.lost, std::slice::from_ref(&grant.lease));
-    for _ in 0..2 {
-        let answer = complete(&mut world, worker.clone(), &grant, |_| {});
-        assert!(
-            matches!(answer, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted),
-            "a repeated offer is the same offer"
-        );
-    }
-    let other = CompleteRequest {
-        worker: stranger("m"),
-        lease: grant.lease.clone(),
-        task: grant.task,
+    assert_eq!(complete(&mut world, worker.clone(), &grant, |_| {}), Outcome::Accepted);
+    assert_eq!(complete(&mut world, worker, &grant, |_| {}), Outcome::Duplicate, "a repeated offer is the same offer");
+    let group = world.new_ref();
+    let another = Finished {
         submission: "another".to_owned(),
-        group: world.new_ref(),
-        summary: GroupSummary {
-            group_index: grant.task,
-            rewards: vec![0.0; 4],
-            failed: 0,
-            version_min: 1,
-            version_max: 1,
-            response_tokens: 8,
-            tokens: 16,
-            generate_calls: 4,
-        },
+        ..finished(&world, &grant, group, |summary| summary.rewards = vec![0.0; 4])
     };
-    let Some(Reply::Complete(reply)) = world.now(|reply| Event::Complete(reply, Box::new(other))).1 else {
-        panic!("complete")
+    assert_eq!(offer_all(&mut world, stranger("m"), vec![another]), [Outcome::Superseded], "the first result wins");
+}
+
+#[test]
+fn one_call_brings_many_results_and_each_has_its_own_answer() {
+    let mut world = waiting_for_groups(true);
+    let worker = stranger("n");
+    let grants = granted(lease(&mut world, worker.clone(), 4));
+    let [first, stale, collected, last] = &grants[..] else { panic!("{} grants", grants.len()) };
+    let idle =
+        straw::PackInfo { name: "idle-1".into(), owner: "idle".into(), bytes: 1, sealed: true, abandoned: false };
+    world.now(|_| Event::PacksFound(vec![idle.clone()]));
+    world.now += 3_600_000;
+    world.now(|_| Event::PacksFound(vec![idle]));
+    let results = |world: &mut World| {
+        let refs = [0; 5].map(|_| world.new_ref());
+        let [a, b, c, d, e] = refs;
+        let gone = straw::Ref { pack: "idle-1".to_owned(), ..c };
+        let unknown = Finished { task: 999_999, ..finished(world, first, e, |_| {}) };
+        vec![
+            finished(world, first, a.clone(), |_| {}),
+            finished(world, stale, b, |summary| summary.version_max = 99),
+            finished(world, collected, gone, |_| {}),
+            finished(world, first, a, |_| {}),
+            unknown,
+            finished(world, last, d, |_| {}),
+        ]
     };
-    assert_eq!(reply.outcome, Outcome::Superseded, "the first result wins");
+    let before = world.journal.len();
+    let all = results(&mut world);
+    let outcomes = offer_all(&mut world, worker, all);
+    let [one, two, three, four, five, six] = &outcomes[..] else { panic!("an answer for each: {outcomes:?}") };
+    assert_eq!((one, two, four), (&Outcome::Accepted, &Outcome::Superseded, &Outcome::Duplicate));
+    assert!(matches!(three, Outcome::Refused { kind: RefusalKind::PackCollected, .. }), "{three:?}");
+    assert!(matches!(five, Outcome::Refused { kind: RefusalKind::Invalid, .. }), "{five:?}");
+    assert_eq!(six, &Outcome::Accepted, "what was refused before it is not its affair");
+    let journaled = world.journal[before..].iter().filter(|record| matches!(record, Record::Completed { .. })).count();
+    assert_eq!(journaled, 2);
+}
+
+#[test]
+fn a_call_with_too_many_results_is_refused_and_takes_none() {
+    let mut world = waiting_for_groups(false);
+    let worker = stranger("n");
+    let grant = granted(lease(&mut world, worker.clone(), 1)).remove(0);
+    let group = world.new_ref();
+    let results = vec![finished(&world, &grant, group, |_| {}); RESULTS_MAX + 1];
+    let request = CompleteRequest { worker, results };
+    let before = world.journal.len();
+    let Some(Reply::Refused(refusal)) = world.now(|reply| Event::Complete(reply, Box::new(request))).1 else {
+        panic!("taken")
+    };
+    assert!(refusal.kind == RefusalKind::Invalid && refusal.message.contains("results: 4097"), "{refusal:?}");
+    assert_eq!(world.journal.len(), before);
 }
 
 #[test]
@@ -483,25 +516,9 @@ fn groups_beyond_the_steps_own_are_given_up_as_soon_as_the_step_is_full() {
     left.extend(unanswered);
     let mut told = Vec::new();
     for grant in left.iter().take(3) {
-        let version = world.state().version;
-        let summary = GroupSummary {
-            group_index: grant.task,
-            rewards: vec![1.0, 0.0, 0.0, 1.0],
-            failed: 0,
-            version_min: version,
-            version_max: version,
-            response_tokens: 8,
-            tokens: 16,
-            generate_calls: 4,
-        };
-        let request = CompleteRequest {
-            worker: fast.clone(),
-            lease: grant.lease.clone(),
-            task: grant.task,
-            submission: format!("fast/{}", grant.task),
-            group: world.new_ref(),
-            summary,
-        };
+        let group = world.new_ref();
+        let results = vec![finished(&world, grant, group, |_| {})];
+        let request = CompleteRequest { worker: fast.clone(), results };
         let (commands, _) = world.now(|reply| Event::Complete(reply, Box::new(request)));
         told.extend(commands.into_iter().filter_map(|c| {
             if let Command::Reply(_, Reply::Lease { abandon, .. }) = c { Some(abandon) } else { None }
@@ -681,10 +698,10 @@ fn a_result_in_a_pack_that_was_collected_is_asked_for_again() {
     world.now(|_| Event::PacksFound(vec![idle]));
     assert!(world.state().queue.retired().contains(&group.pack));
     let refused = offer(&mut world, worker.clone(), &grant, group.clone(), |_| {});
-    assert!(matches!(refused, Some(Reply::Refused(refusal)) if refusal.kind == RefusalKind::PackCollected));
+    assert!(matches!(refused, Outcome::Refused { kind: RefusalKind::PackCollected, .. }), "{refused:?}");
     let other = straw::Ref { pack: "another-pack".to_owned(), ..group };
     let accepted = offer(&mut world, worker, &grant, other, |_| {});
-    assert!(matches!(accepted, Some(Reply::Complete(reply)) if reply.outcome == Outcome::Accepted), "published again");
+    assert_eq!(accepted, Outcome::Accepted, "published again");
 }
 
 #[test]

@@ -15,9 +15,10 @@ use reqwest::StatusCode;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::wire::{
-    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompleteReply, CompleteRequest, ConductorEpoch,
-    FailReply, FailRequest, Invite, InviteAck, LeaseReply, LeaseRequest, NextReply, NextRequest, Progress, Refusal,
-    RefusalKind, RenewReply, RenewRequest, ReportReply, ReportRequest, SettingsReply, SettingsRequest,
+    CheckpointReply, CheckpointRequest, ClaimReply, ClaimRequest, CompactReply, CompactRequest, CompleteReply,
+    CompleteRequest, ConductorEpoch, FailReply, FailRequest, Invite, InviteAck, LeaseReply, LeaseRequest, NextReply,
+    NextRequest, Progress, Refusal, RefusalKind, RenewReply, RenewRequest, ReportReply, ReportRequest, SettingsReply,
+    SettingsRequest,
 };
 
 /// Why a call did not succeed.
@@ -121,6 +122,7 @@ from_conductor!(
     ReportReply,
     SettingsReply,
     CheckpointReply,
+    CompactReply,
     Progress
 );
 
@@ -173,6 +175,12 @@ impl ConductorClient {
     #[must_use]
     pub fn epochs(&self) -> &EpochMemory {
         &self.epochs
+    }
+
+    /// An answer of 200 that does not fit what was asked: `body` says how.
+    #[must_use]
+    pub fn bad_reply(&self, body: String) -> ClientError {
+        ClientError::BadReply { url: self.base.clone(), status: StatusCode::OK.as_u16(), body }
     }
 
     async fn post<Q: Serialize + Sync, A: DeserializeOwned + FromConductor>(
@@ -235,6 +243,11 @@ impl ConductorClient {
     /// `POST /v1/checkpoint`
     pub async fn checkpoint(&self, request: &CheckpointRequest) -> Result<CheckpointReply, ClientError> {
         self.post("/v1/checkpoint", request, SHORT).await
+    }
+
+    /// `POST /v1/compact`
+    pub async fn compact(&self, request: &CompactRequest) -> Result<CompactReply, ClientError> {
+        self.post("/v1/compact", request, LONG).await
     }
 
     /// `GET /v1/progress`

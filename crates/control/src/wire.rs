@@ -4,8 +4,8 @@
 //! |---|---|---|---|
 //! | conductor | worker | `POST /v1/runs` | [`Invite`] → [`InviteAck`] |
 //! | worker | conductor | `POST /v1/lease` | [`LeaseRequest`] → [`LeaseReply`] (long poll) |
-//! | worker | conductor | `POST /v1/renew` | [`RenewRequest`] → [`RenewReply`] |
-//! | worker | conductor | `POST /v1/complete` | [`CompleteRequest`] → [`CompleteReply`] (idempotent) |
+//! | worker | conductor | `POST /v1/renew` | [`RenewRequest`] → [`RenewReply`] (many leases in one call; from memory) |
+//! | worker | conductor | `POST /v1/complete` | [`CompleteRequest`] → [`CompleteReply`] (many results in one call; idempotent) |
 //! | worker | conductor | `POST /v1/fail` | [`FailRequest`] → [`FailReply`] |
 //! | trainer rank 0 | conductor | `POST /v1/claim` | [`ClaimRequest`] → [`ClaimReply`] |
 //! | trainer rank 0 | conductor | `POST /v1/next` | [`NextRequest`] → [`NextReply`] (long poll, also the heartbeat) |
@@ -13,6 +13,7 @@
 //! | operator | conductor | `GET /v1/progress` | → [`Progress`] |
 //! | operator | conductor | `POST /v1/settings` | [`SettingsRequest`] → [`SettingsReply`] |
 //! | operator | conductor | `POST /v1/checkpoint` | [`CheckpointRequest`] → [`CheckpointReply`] |
+//! | a person | conductor | `POST /v1/compact` | [`CompactRequest`] → [`CompactReply`] |
 //!
 //! Every request carries `Authorization: Bearer <token>`. Every reply carries the conductor's epoch; a client that has met
 //! a higher one refuses a lower one ([`crate::client`]). Refusals are a [`Refusal`] with a 4xx or 503 status.
@@ -319,12 +320,23 @@ pub struct GroupSummary {
     pub generate_calls: u32,
 }
 
-/// A finished group, already durable in straw. Idempotent by `submission`.
+/// Finished groups, already durable in straw: any number in one call. What they make the conductor journal shares one sync.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CompleteRequest {
     /// Who did it.
     pub worker: WorkerId,
+    /// The groups; they are taken in this order. At most [`RESULTS_MAX`].
+    pub results: Vec<Finished>,
+}
+
+/// Results that one call may carry.
+pub const RESULTS_MAX: usize = 4096;
+
+/// A finished group. Idempotent by `submission`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finished {
     /// The lease under which it was done (may be of an earlier conductor).
     pub lease: String,
     /// The task.
@@ -338,23 +350,40 @@ pub struct CompleteRequest {
 }
 
 /// What became of an offered result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
-    /// Journaled now or before under the same submission.
+    /// Journaled now.
     Accepted,
+    /// Journaled before, under the same submission.
+    Duplicate,
     /// Another result of the task was journaled first, or the task is no longer wanted: drop it.
     Superseded,
+    /// Not taken; the others of the call are not concerned.
+    Refused {
+        /// What the caller can do about it.
+        kind: RefusalKind,
+        /// What happened, for a person.
+        message: String,
+    },
 }
 
-/// Reply to [`CompleteRequest`]; sent only when the outcome is durable.
+impl Outcome {
+    /// The result is in the journal.
+    #[must_use]
+    pub fn is_journaled(&self) -> bool {
+        matches!(self, Self::Accepted | Self::Duplicate)
+    }
+}
+
+/// Reply to [`CompleteRequest`]; sent only when all of it is durable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CompleteReply {
     /// Who answered.
     pub conductor_epoch: ConductorEpoch,
-    /// What happened.
-    pub outcome: Outcome,
+    /// What happened to each result, in the order of the request.
+    pub outcomes: Vec<Outcome>,
 }
 
 /// A group that could not be generated at all.
@@ -827,6 +856,30 @@ pub struct Wait {
     pub since_ms: u64,
     /// When something else happens, if ever.
     pub until_ms: Option<u64>,
+}
+
+/// Move what is needed out of packs that are mostly dead, now. The conductor does so by itself once it is worth it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CompactRequest {
+    /// Of a pack, at most this share is needed, percent of its bytes.
+    pub live_percent: u64,
+}
+
+/// What was found. It is moved in the background, and the files go once nobody can hold an old reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CompactReply {
+    /// Who answered.
+    pub conductor_epoch: ConductorEpoch,
+    /// Packs that are mostly dead.
+    pub packs: u64,
+    /// Records that are moved out of them.
+    pub records: u64,
+    /// Bytes of those.
+    pub live_bytes: u64,
+    /// Bytes of the packs.
+    pub bytes: u64,
 }
 
 /// The run as its conductor sees it. All a person or the operator needs, in one read.

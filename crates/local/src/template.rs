@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// What a process gets from this machine's environment, unless its template says otherwise: a container has these from its
-/// image. The last two order faults, in tests.
-const FROM_HOST: [&str; 11] = [
+/// image. The last ones, of faults and of when space is given back, are for tests.
+const FROM_HOST: [&str; 15] = [
     "PATH",
     "HOME",
     "USER",
@@ -29,6 +29,10 @@ const FROM_HOST: [&str; 11] = [
     "RAYON_NUM_THREADS",
     "THRESH_FAULTS",
     "THRESH_CONDUCTOR_FAULTS",
+    "THRESH_GIVE_BACK_LOOK_MS",
+    "THRESH_GIVE_BACK_SETTLE_MS",
+    "THRESH_GIVE_BACK_GAIN_BYTES",
+    "THRESH_GIVE_BACK_LIVE_PERCENT",
 ];
 
 /// Name of this machine's node in pods, unless more than one is played.

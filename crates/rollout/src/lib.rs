@@ -17,6 +17,7 @@ mod engine_pool;
 mod figures;
 mod generate;
 mod group;
+mod offers;
 pub mod rewards;
 mod session;
 mod tokenizer;

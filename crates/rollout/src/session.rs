@@ -13,7 +13,7 @@ use std::{
 use control::{
     client::{ClientError, ConductorClient, EpochMemory, Patience, patiently},
     run_dir::RunDir,
-    wire::{CompleteRequest, FailRequest, Invite, Lease, LeaseRequest, Outcome, RefusalKind, RenewRequest, WorkerId},
+    wire::{FailRequest, Finished, Invite, Lease, LeaseRequest, Outcome, RefusalKind, RenewRequest, WorkerId},
 };
 use futures::{FutureExt, future::BoxFuture};
 use straw::{RealFs, Store, Writer};
@@ -22,7 +22,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::{EnginePool, Figures, Limits, Reward, Tokenizer, generate_group, group_record, rewards};
+use crate::{EnginePool, Figures, Limits, Reward, Tokenizer, generate_group, group_record, offers::Offers, rewards};
 
 /// Why a worker cannot take part in a run.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,7 @@ pub struct Session {
     worker: WorkerId,
     run: String,
     client: ConductorClient,
+    offers: Offers,
     pool: EnginePool,
     tokenizer: Tokenizer,
     reward: Box<dyn Reward>,
@@ -85,8 +86,10 @@ impl Session {
         let epochs = EpochMemory::default();
         // The invitation itself counts: its sender may have been superseded since.
         let _ = epochs.meet(invite.conductor_epoch);
+        let client = ConductorClient::new(http.clone(), invite.conductor.clone(), invite.token.clone(), epochs);
         Ok(Self {
-            client: ConductorClient::new(http.clone(), invite.conductor.clone(), invite.token.clone(), epochs),
+            offers: Offers::new(client.clone(), worker.clone(), Patience::for_at_most(GONE_AFTER)),
+            client,
             pool: EnginePool::new(http, invite.rollout.engine_token.clone()),
             reward: rewards::built_in(&invite.rollout.reward),
             limits: Limits {
@@ -262,26 +265,26 @@ impl Session {
             let group = self.publish(&submission, record.clone()).await;
             let pack = group.pack.clone();
             let lease_id = self.held().get(&lease.task).map_or_else(|| lease.lease.clone(), |held| held.lease.clone());
-            let request = CompleteRequest {
-                worker: self.worker.clone(),
+            let finished = Finished {
                 lease: lease_id,
                 task: lease.task,
                 submission: submission.clone(),
                 group,
                 summary: summary.clone(),
             };
-            let patience = Patience::for_at_most(GONE_AFTER);
-            match patiently(patience, || self.client.complete(&request), waits("offering a group")).await {
-                Ok(reply) if reply.outcome == Outcome::Accepted => {}
-                Ok(_) => tracing::debug!(run = %self.run, task = lease.task, "the group was superseded"),
-                Err(error) if error.refusal() == Some(RefusalKind::PackCollected) => {
+            match self.offers.offer(&finished).await {
+                Ok(Outcome::Accepted | Outcome::Duplicate) => {}
+                Ok(Outcome::Superseded) => {
+                    tracing::debug!(run = %self.run, task = lease.task, "the group was superseded");
+                }
+                Ok(Outcome::Refused { kind: RefusalKind::PackCollected, message }) => {
                     // Our pack lay idle for so long that it was taken for a dead writer's.
-                    tracing::info!(run = %self.run, task = lease.task, pack, "publishing a group again: {error}");
+                    tracing::info!(run = %self.run, task = lease.task, pack, "publishing a group again: {message}");
                     self.writer.retired(&pack);
                     continue;
                 }
-                Err(error) if error.refusal() == Some(RefusalKind::LeaseLost) => {
-                    tracing::debug!(run = %self.run, task = lease.task, %error, "the group is not wanted any more");
+                Ok(Outcome::Refused { message, .. }) => {
+                    tracing::error!(run = %self.run, task = lease.task, "the group was not taken: {message}");
                 }
                 Err(error) => tracing::error!(run = %self.run, task = lease.task, %error, "the group was not taken"),
             }
@@ -315,7 +318,7 @@ impl Session {
 }
 
 /// Says at most once in a few seconds what a call waits for.
-fn waits(what: &'static str) -> impl FnMut(&ClientError, Duration) {
+pub(crate) fn waits(what: &'static str) -> impl FnMut(&ClientError, Duration) {
     let mut said = Duration::ZERO;
     move |error, waited| {
         if waited >= said + Duration::from_secs(5) {

@@ -9,14 +9,9 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    Json, Router,
-    extract::State,
-    response::{IntoResponse, Response},
-    routing::post,
-};
+use axum::{Json, Router, extract::State, routing::post};
 use control::wire::{
-    CompleteReply, CompleteRequest, EngineAddress, Invite, Lease, LeaseReply, Outcome, Refusal, RefusalKind,
+    CompleteReply, CompleteRequest, EngineAddress, Finished, Invite, Lease, LeaseReply, Outcome, RefusalKind,
     RenewReply, RewardConfig, RolloutConfig,
 };
 use engines::{Answer, engine, task};
@@ -26,7 +21,7 @@ use rollout::{Figures, Worker, WorkerOptions};
 struct Desk {
     engine: EngineAddress,
     leased: Mutex<bool>,
-    offers: Mutex<Vec<CompleteRequest>>,
+    offers: Mutex<Vec<Finished>>,
 }
 
 async fn lease(State(desk): State<Arc<Desk>>) -> Json<LeaseReply> {
@@ -47,14 +42,18 @@ async fn renew(State(desk): State<Arc<Desk>>) -> Json<RenewReply> {
     Json(RenewReply { conductor_epoch: 1, lost: vec![], engines: vec![desk.engine.clone()] })
 }
 
-async fn complete(State(desk): State<Arc<Desk>>, Json(offer): Json<CompleteRequest>) -> Response {
+async fn complete(State(desk): State<Arc<Desk>>, Json(request): Json<CompleteRequest>) -> Json<CompleteReply> {
     let mut offers = desk.offers.lock().unwrap();
-    offers.push(offer);
-    if offers.len() == 1 {
-        let message = "pack was collected".to_owned();
-        return Refusal { kind: RefusalKind::PackCollected, message, conductor_epoch: 1 }.into_response();
+    let mut outcomes = Vec::new();
+    for offer in request.results {
+        offers.push(offer);
+        outcomes.push(if offers.len() == 1 {
+            Outcome::Refused { kind: RefusalKind::PackCollected, message: "pack was collected".to_owned() }
+        } else {
+            Outcome::Accepted
+        });
     }
-    Json(CompleteReply { conductor_epoch: 1, outcome: Outcome::Accepted }).into_response()
+    Json(CompleteReply { conductor_epoch: 1, outcomes })
 }
 
 #[tokio::test]

@@ -63,6 +63,10 @@ pub fn routes(inbox: Inbox, setup: Arc<Setup>) -> Router {
             "/v1/checkpoint",
             post(|State(front): State<Front>, request| async move { front.asked(request, Event::Checkpoint).await }),
         )
+        .route(
+            "/v1/compact",
+            post(|State(front): State<Front>, request| async move { front.asked(request, Event::Compact).await }),
+        )
         .route("/v1/progress", get(|State(front): State<Front>| async move { front.progress().await }))
         .with_state(Front { inbox, setup })
 }
@@ -144,6 +148,7 @@ impl Front {
             Reply::Report(reply) => Json(reply).into_response(),
             Reply::Settings(reply) => Json(reply).into_response(),
             Reply::Checkpoint(reply) => Json(reply).into_response(),
+            Reply::Compact(reply) => Json(reply).into_response(),
             Reply::Progress(reply) => Json(reply).into_response(),
             Reply::Refused(refusal) => refusal.into_response(),
         }

@@ -4,13 +4,13 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
 };
 
 use conductor::{Event, Reply, ReplyId};
-use control::wire::Progress;
+use control::wire::{Progress, Wait};
 use tokio::sync::oneshot;
 
 /// What the brain's thread receives.
@@ -19,6 +19,8 @@ pub enum Input {
     Event(Event),
     /// End, after what was received before.
     Stop,
+    /// Look up: something else than an event has changed.
+    Wake,
 }
 
 /// The sending side. Cloning shares it.
@@ -31,8 +33,11 @@ struct Inner {
     waiting: Mutex<HashMap<ReplyId, oneshot::Sender<Reply>>>,
     /// Epoch of the reign at hand, 0 between two.
     epoch: AtomicU64,
-    /// What is said between two reigns of how the run stands.
-    between: Mutex<Option<Progress>>,
+    stopping: AtomicBool,
+    /// The last progress that was given out, since what is newer may not be durable.
+    last: Mutex<Option<Progress>>,
+    /// What is said of how the run stands while the volume is full or away.
+    waiting_for_volume: Mutex<Option<Progress>>,
 }
 
 impl Inbox {
@@ -44,7 +49,9 @@ impl Inbox {
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
             epoch: AtomicU64::new(0),
-            between: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            last: Mutex::default(),
+            waiting_for_volume: Mutex::default(),
         };
         (Self(Arc::new(inner)), receiver)
     }
@@ -57,7 +64,18 @@ impl Inbox {
 
     /// Asks the brain to end.
     pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Release);
         let _ = self.0.sender.send(Input::Stop);
+    }
+
+    /// It was asked to end.
+    pub fn is_stopping(&self) -> bool {
+        self.0.stopping.load(Ordering::Acquire)
+    }
+
+    /// Lets the brain look up.
+    pub fn wake(&self) {
+        let _ = self.0.sender.send(Input::Wake);
     }
 
     /// Hands a request in and waits for its answer; nothing when the reign ended before there was one.
@@ -88,14 +106,32 @@ impl Inbox {
         self.0.epoch.store(epoch, Ordering::Release);
     }
 
-    /// What is said of how the run stands while nobody reigns.
-    pub fn show(&self, progress: Option<Progress>) {
-        *self.0.between.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    /// Takes note of how the run stands, as somebody was told.
+    pub fn remember(&self, progress: &Progress) {
+        *lock(&self.0.last) = Some(progress.clone());
     }
 
-    /// See [`Inbox::show`].
+    /// Nothing was told since this process began.
+    pub fn remembers_nothing(&self) -> bool {
+        lock(&self.0.last).is_none()
+    }
+
+    /// From now on whoever asks is told how the run stood, and that it waits for the volume: a conductor that says nothing is
+    /// taken for one that is gone.
+    pub fn show_waiting(&self, what: String, since_ms: u64) {
+        let mut progress = lock(&self.0.last).clone().unwrap_or_default();
+        progress.waits.insert(0, Wait { what, owner: "storage".to_owned(), since_ms, until_ms: None });
+        *lock(&self.0.waiting_for_volume) = Some(progress);
+    }
+
+    /// The volume is there again: the brain answers.
+    pub fn show_nothing(&self) {
+        *lock(&self.0.waiting_for_volume) = None;
+    }
+
+    /// See [`Inbox::show_waiting`].
     pub fn shown(&self) -> Option<Progress> {
-        self.0.between.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.waiting_for_volume).clone()
     }
 
     /// Epoch of the reign at hand, 0 between two.
@@ -104,8 +140,12 @@ impl Inbox {
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<ReplyId, oneshot::Sender<Reply>>> {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.waiting)
     }
+}
+
+fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request whose caller went away needs no answer.

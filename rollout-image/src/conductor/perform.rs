@@ -110,6 +110,13 @@ impl Performer {
                     Err(error) => tracing::warn!(%error, "the packs cannot be listed; none is given up"),
                 });
             }
+            Command::CopyRecords { out_of, records } => {
+                let (store, writer) = (self.store.clone(), self.writer.clone());
+                self.blocking(move || {
+                    let copied = straw::compact::copy(&store, &writer, &out_of, &records);
+                    Event::RecordsCopied(copied.map_err(|error| error.to_string()))
+                });
+            }
             Command::RemovePacks { retired } => {
                 let member = self.member.clone();
                 self.runtime.spawn_blocking(move || match member.remove(&retired) {

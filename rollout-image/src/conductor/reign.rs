@@ -1,27 +1,28 @@
 //! One epoch of the journal, from its claim to its end: think, append, act.
+//!
+//! The brain thinks; the [`Scribe`](super::scribe) makes what it thought durable, and only then lets it out.
 
 use std::{
-    collections::VecDeque,
+    path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         mpsc::{Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, bail};
-use conductor::{Command, Conductor, Event, Record, Reply, State, Step, check::Audit};
-use control::{
-    health::Health,
-    wire::{Progress, Refusal, RefusalKind, Wait},
-};
-use straw::{Journal, RealFs, Recovered, Store};
+use conductor::{Command, Conductor, Event, GiveBack, Record, State, Step, check::Audit};
+use control::{health::Health, wire::Progress};
+use straw::{Journal, Recovered, Store};
 
 use super::{
+    Volume,
     faults::{Faults, Point},
     inbox::{Inbox, Input},
     perform::{Performer, list_folders},
     resume,
+    scribe::{Over, Pen, Scribe, SharedFaults, Thought, is_of_memory, strike},
     setup::Setup,
     steps_file::StepsFile,
 };
@@ -31,15 +32,17 @@ const EVENTS_MAX: usize = 512;
 /// The brain looks up at least this often.
 const TICK: Duration = Duration::from_millis(200);
 /// Pause before a full or failing volume is tried again.
-const STORAGE_PAUSE: Duration = Duration::from_millis(500);
+pub const STORAGE_PAUSE: Duration = Duration::from_millis(500);
 
 /// An idle conductor looks this often whether it still reigns.
-const CONFIRM_EVERY: Duration = Duration::from_secs(1);
+pub const CONFIRM_EVERY: Duration = Duration::from_secs(1);
 
 /// What a conductor reigns with.
 pub struct Throne {
     /// The run.
     pub setup: Arc<Setup>,
+    /// The volume it is on.
+    pub volume: Volume,
     /// Where events are handed in.
     pub inbox: Inbox,
     /// Its other end.
@@ -52,12 +55,12 @@ pub struct Throne {
     pub runtime: tokio::runtime::Handle,
     /// See [`super::Options`].
     pub snapshot_bytes: u64,
+    /// When space is given back.
+    pub give_back: GiveBack,
     /// This process has held the journal.
     pub reigned: bool,
     /// What is to be said of the volume's mount was said.
     pub mount_told: bool,
-    /// The last progress that was given out: shown while the volume is full or away, since what is newer is not durable.
-    pub shown: Option<Progress>,
 }
 
 /// How a reign ended.
@@ -77,6 +80,7 @@ impl Throne {
             self.inbox.set_epoch(0);
             self.inbox.forget_all();
             let ended = match ended {
+                Err(_) if self.inbox.is_stopping() => return Ok(()),
                 // A volume that is full or away while a reign begins is waited for like any other.
                 Err(error) if is_of_the_volume(&error) => {
                     tracing::warn!("waiting for the volume: {error:#}");
@@ -99,20 +103,33 @@ impl Throne {
         }
     }
 
-    /// Between two reigns whoever asks is told how the run stood, and what it waits for: a conductor that says nothing is taken for
-    /// one that is gone.
+    /// Says that the volume is waited for to whoever asks, with how the run stood.
     fn show_waiting(&self, what: String) {
-        let waiting = self.shown.clone().map(|mut progress| {
-            let wait = Wait { what, owner: "storage".to_owned(), since_ms: now_ms(), until_ms: None };
-            progress.waits.insert(0, wait);
-            progress
-        });
-        self.inbox.show(waiting);
+        if self.inbox.remembers_nothing()
+            && let Some(stood) = self.how_it_stood()
+        {
+            self.inbox.remember(&stood);
+        }
+        // Without any word of how the run stood, nothing is shown: it would be taken for a run at its beginning.
+        if !self.inbox.remembers_nothing() {
+            self.inbox.show_waiting(what, now_ms());
+        }
+    }
+
+    /// How the run stands as its journal says, for a conductor that cannot claim it yet.
+    fn how_it_stood(&self) -> Option<Progress> {
+        let journal = self.setup.run_dir.journal();
+        match resume::read_state(&journal) {
+            Ok(Ok(state)) if state.run.is_some() => Some(Conductor::standing(state, now_ms())),
+            Ok(Err(_)) => None,
+            // Nothing was written yet; but a volume that is away says so of any run.
+            Ok(Ok(_)) | Err(_) => (self.setup.volume_is_there() && is_empty(&journal)).then(Progress::default),
+        }
     }
 
     /// Refuses a mount that can lose what was acknowledged. A folder that cannot be looked at is met again by the claim.
     fn check_mount(&mut self) -> anyhow::Result<()> {
-        let Ok(report) = straw::mount_probe::probe(self.setup.run_dir.path()) else { return Ok(()) };
+        let Ok(report) = (self.volume.probe)(self.setup.run_dir.path()) else { return Ok(()) };
         if let Some(refusal) = report.refusal() {
             bail!("the run's volume is not safe: {refusal}");
         }
@@ -136,9 +153,14 @@ impl Throne {
         }
         let mut said = None;
         loop {
-            let fs = RealFs::new();
+            if self.inbox.is_stopping() {
+                bail!("asked to stop, while the volume was waited for");
+            }
+            let fs = self.volume.fs.clone();
             if !self.setup.run_dir.path().is_dir() {
-                self.health.not_ready(format!("waiting for the volume: {}", self.setup.run_dir.away()));
+                let away = self.setup.run_dir.away();
+                self.health.not_ready(format!("waiting for the volume: {away}"));
+                self.show_waiting(away);
                 std::thread::sleep(STORAGE_PAUSE);
                 continue;
             }
@@ -163,6 +185,7 @@ impl Throne {
                         said = Some(Instant::now());
                     }
                     self.health.not_ready(format!("waiting for the volume: {error}"));
+                    self.show_waiting(error.to_string());
                     std::thread::sleep(STORAGE_PAUSE);
                 }
                 Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
@@ -182,31 +205,29 @@ impl Throne {
     }
 }
 
-/// Commands that change something outside this process that a successor would have to mend.
-fn reaches_out(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::UpdateEngine { .. }
-            | Command::ResumeEngine { .. }
-            | Command::DeleteFolder { .. }
-            | Command::RemovePacks { .. }
-    )
+/// No file lies in this folder, which may not be there.
+fn is_empty(folder: &Path) -> bool {
+    match std::fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
 }
 
-/// Whether it may pass with time. Who may not write will not be let later either: that is an error, and must be seen.
+/// Whether it may pass with time. A volume that became read-only may be mended under us, and whoever asks is told meanwhile. Who may
+/// not write will not be let later either: that is an error, and ends the process.
 pub fn is_of_the_volume(error: &anyhow::Error) -> bool {
-    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    use std::io::ErrorKind::PermissionDenied;
+    let passes = |error: &std::io::Error| error.kind() != PermissionDenied;
     let verdict = error.chain().find_map(|cause| match cause.downcast_ref::<straw::Error>() {
+        Some(straw::Error::Io { source, .. }) => Some(passes(source)),
         Some(error) => Some(error.is_retryable()),
-        None => {
-            let error = cause.downcast_ref::<std::io::Error>()?;
-            Some(!matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem))
-        }
+        None => cause.downcast_ref::<std::io::Error>().map(passes),
     });
     verdict.unwrap_or(false)
 }
 
-fn superseded(error: &straw::Error) -> anyhow::Error {
+/// What a conductor says that has a successor.
+pub fn superseded(error: &straw::Error) -> anyhow::Error {
     anyhow::anyhow!(
         "this conductor is superseded ({error}); its successor owns the run, and nothing done here counts any more"
     )
@@ -215,18 +236,12 @@ fn superseded(error: &straw::Error) -> anyhow::Error {
 /// A conductor on its throne.
 struct Reign<'a> {
     throne: &'a mut Throne,
-    journal: Journal,
+    journal: Arc<Journal>,
+    /// Its state is ahead of the journal by what the scribe has not written yet.
     conductor: Conductor,
     audit: Audit,
-    performer: Performer,
-    steps: StepsFile,
-    faults: Faults,
-    /// Received while the volume was full.
-    backlog: VecDeque<Event>,
-    /// When this epoch was last seen to be the highest.
-    confirmed: Instant,
-    /// The last question could not be asked.
-    unsure: bool,
+    scribe: Scribe,
+    faults: SharedFaults,
     /// When the run's folder was last looked for.
     volume_seen: Instant,
     stopping: bool,
@@ -249,7 +264,7 @@ impl<'a> Reign<'a> {
         }
         state.check_volume(&list_folders(throne.setup.run_dir.path()))?;
         let steps = StepsFile::open(&throne.setup.run_dir.steps(), steps_bytes, &lines)?;
-        let store = Store::open(RealFs::new(), throne.setup.run_dir.packs())?;
+        let store = Store::open(throne.volume.fs.clone(), throne.setup.run_dir.packs())?;
         let performer = Performer::new(
             throne.setup.clone(),
             throne.inbox.clone(),
@@ -264,52 +279,59 @@ impl<'a> Reign<'a> {
             None => resume::fetch(&throne.setup, epoch, &throne.health, &mut faults)?,
         };
         let (setup, config) = (&throne.setup, throne.setup.config.clone());
-        let (conductor, first) = Conductor::open(state, epoch, &setup.pod_uid, config, resumed, now_ms())?;
+        let (mut conductor, first) = Conductor::open(state, epoch, &setup.pod_uid, config, resumed, now_ms())?;
+        conductor.set_give_back(throne.give_back);
         tracing::info!(epoch, records, torn_bytes, "conductor reigns");
+        let (journal, faults) = (Arc::new(journal), Arc::new(Mutex::new(faults)));
+        let pen = Pen {
+            journal: journal.clone(),
+            performer,
+            steps,
+            faults: faults.clone(),
+            inbox: throne.inbox.clone(),
+            confirmed: Instant::now(),
+            unsure: false,
+        };
         let mut reign = Self {
             throne,
             journal,
             conductor,
             audit,
-            performer,
-            steps,
+            scribe: Scribe::start(pen)?,
             faults,
-            backlog: VecDeque::new(),
-            confirmed: Instant::now(),
-            unsure: false,
             volume_seen: Instant::now(),
             stopping: false,
         };
         // Nobody may talk to us before our own first record is durable.
-        match reign.commit(first)? {
-            None => {}
-            Some(Ended::Stopped) => reign.stopping = true,
-            Some(Ended::JournalLost(error)) => bail!("the journal failed at its first record: {error}"),
+        reign.hand_in(first)?;
+        if !reign.scribe.settle() {
+            return Ok(reign);
         }
         reign.throne.inbox.set_epoch(epoch);
-        reign.throne.inbox.show(None);
+        reign.throne.inbox.show_nothing();
         reign.throne.health.ready();
         Ok(reign)
     }
 
     fn run(mut self) -> anyhow::Result<Ended> {
-        while !self.stopping {
+        while !self.stopping && !self.scribe.is_over() {
             let events = self.receive();
             if events.iter().any(|event| matches!(event, Event::EngineUpdated { result: Ok(()), .. })) {
-                self.faults.at(Point::EngineUpdated, &[]);
+                strike(&self.faults, Point::EngineUpdated, &[]);
             }
             let step = self.conductor.steps(events, now_ms())?;
-            if let Some(ended) = self.commit(step)? {
-                return Ok(ended);
-            }
-            self.snapshot_if_due()?;
+            self.hand_in(step)?;
         }
-        Ok(Ended::Stopped)
+        match self.scribe.finish() {
+            Over::Written => Ok(Ended::Stopped),
+            Over::JournalLost(error) => Ok(Ended::JournalLost(error)),
+            Over::Failed(error) => Err(error),
+        }
     }
 
     /// What happened since the last turn: at least one event, the passing of time if nothing else.
     fn receive(&mut self) -> Vec<Event> {
-        let mut events: Vec<Event> = self.backlog.drain(..).collect();
+        let mut events = Vec::new();
         if self.volume_seen.elapsed() > CONFIRM_EVERY {
             self.volume_seen = Instant::now();
             let run_dir = &self.throne.setup.run_dir;
@@ -320,6 +342,7 @@ impl<'a> Reign<'a> {
         while events.len() < EVENTS_MAX {
             match self.throne.events.recv_timeout(patience) {
                 Ok(Input::Event(event)) => events.push(event),
+                Ok(Input::Wake) => {}
                 Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     self.stopping = true;
                     break;
@@ -332,143 +355,33 @@ impl<'a> Reign<'a> {
         events
     }
 
-    /// Makes the records durable, then acts.
-    fn commit(&mut self, step: Step) -> anyhow::Result<Option<Ended>> {
-        let Step { records, commands, step_records } = step;
-        if !records.is_empty() {
-            for record in &records {
-                tracing::debug!(record = record.name(), "journal");
-                if let Record::Dropped { groups, reason } = record {
-                    tracing::info!(?groups, reason = reason.class(), "groups are dropped");
-                }
-                self.audit.observe(record);
+    /// Gives what was thought to the scribe, and lets out what need not be durable.
+    fn hand_in(&mut self, mut step: Step) -> anyhow::Result<()> {
+        for record in &step.records {
+            tracing::debug!(record = record.name(), "journal");
+            if let Record::Dropped { groups, reason } = record {
+                tracing::info!(?groups, reason = reason.class(), "groups are dropped");
             }
-            if let Some(violation) = self.audit.first_violation() {
-                bail!("refusing to journal a step that breaks a rule of the run: {violation}");
-            }
-            self.faults.at(Point::BeforeJournal, &records);
-            let encoded = records.iter().map(Record::encode).collect::<Result<Vec<_>, _>>()?;
-            if let Some(ended) = self.append(&encoded)? {
-                return Ok(Some(ended));
-            }
-            self.faults.at(Point::AfterJournal, &records);
-            self.confirmed = Instant::now();
-        } else if commands.iter().any(reaches_out) || self.confirmed.elapsed() > CONFIRM_EVERY {
-            // A superseded conductor that has nothing to write would never learn so, and would go on commanding engines.
-            match self.journal.confirm() {
-                Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
-                // What cannot be asked now is asked again; acting is no worse than it was a moment ago.
-                Err(error) => {
-                    // Told once, however often it is asked meanwhile.
-                    if !std::mem::replace(&mut self.unsure, true) {
-                        tracing::warn!(%error, "the journal's owner cannot be confirmed");
-                    }
-                }
-                Ok(()) => {
-                    self.confirmed = Instant::now();
-                    if std::mem::take(&mut self.unsure) {
-                        tracing::info!("the journal's owner is confirmed again");
-                    }
-                }
+            self.audit.observe(record);
+        }
+        if let Some(violation) = self.audit.first_violation() {
+            bail!("refusing to journal a step that breaks a rule of the run: {violation}");
+        }
+        let (now, later) = std::mem::take(&mut step.commands).into_iter().partition(is_of_memory);
+        step.commands = later;
+        for command in now {
+            if let Command::Reply(id, reply) = command {
+                self.throne.inbox.answer(id, reply);
             }
         }
-        if let Err(error) = self.steps.append(&step_records) {
-            // The journal has them; they are written when the volume takes them again, or by the next conductor.
-            tracing::debug!("steps.jsonl: {error:#}");
-        }
-        for command in commands {
-            if let Command::Reply(_, Reply::Progress(progress)) = &command {
-                self.throne.shown = Some((**progress).clone());
-            }
-            self.performer.perform(command);
-        }
-        if !records.is_empty() {
-            self.faults.at(Point::AfterCommands, &records);
-        }
-        Ok(None)
-    }
-
-    /// Appends; while the volume is full, waits, and says so to whoever asks how things are.
-    fn append(&mut self, records: &[Vec<u8>]) -> anyhow::Result<Option<Ended>> {
-        let mut since = None;
-        loop {
-            let error = match self.journal.append(records) {
-                Ok(_) => {
-                    if since.is_some() {
-                        tracing::info!("the journal can be written again");
-                    }
-                    return Ok(None);
-                }
-                Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
-                Err(error @ straw::Error::OutOfSpace { .. }) => error,
-                Err(error) => return Ok(Some(Ended::JournalLost(error))),
-            };
-            let since = *since.get_or_insert_with(|| {
-                tracing::warn!(%error, "the journal cannot be written; waiting");
-                now_ms()
-            });
-            if self.wait_for_space(&error, since) {
-                return Ok(Some(Ended::Stopped));
-            }
-        }
-    }
-
-    /// One pause. True when asked to stop meanwhile.
-    fn wait_for_space(&mut self, error: &straw::Error, since_ms: u64) -> bool {
-        let until = Instant::now() + STORAGE_PAUSE;
-        while let Some(left) = until.checked_duration_since(Instant::now()) {
-            match self.throne.events.recv_timeout(left) {
-                Ok(Input::Event(Event::Progress(reply))) => {
-                    let answer = match &self.throne.shown {
-                        Some(progress) => {
-                            let mut progress = progress.clone();
-                            let wait =
-                                Wait { what: error.to_string(), owner: "storage".to_owned(), since_ms, until_ms: None };
-                            progress.waits.insert(0, wait);
-                            Reply::Progress(Box::new(progress))
-                        }
-                        None => Reply::Refused(Refusal {
-                            kind: RefusalKind::Unavailable,
-                            message: error.to_string(),
-                            conductor_epoch: self.conductor.epoch(),
-                        }),
-                    };
-                    self.throne.inbox.answer(reply, answer);
-                }
-                Ok(Input::Event(event)) => self.backlog.push_back(event),
-                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return true,
-                Err(RecvTimeoutError::Timeout) => break,
-            }
-        }
-        false
-    }
-
-    fn snapshot_if_due(&mut self) -> anyhow::Result<()> {
-        if self.journal.bytes_since_snapshot() < self.throne.snapshot_bytes {
-            return Ok(());
-        }
-        let began = Instant::now();
-        let steps_bytes = match self.steps.sync() {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                tracing::warn!("no snapshot: steps.jsonl: {error:#}");
-                return Ok(());
-            }
-        };
-        let bytes = encode_snapshot(self.conductor.state(), &self.audit, steps_bytes)?;
-        match self.journal.snapshot(self.journal.last(), &bytes) {
-            Ok(()) => tracing::info!(bytes = bytes.len(), ms = began.elapsed().as_millis() as u64, "snapshot"),
-            Err(error @ straw::Error::Fenced { .. }) => return Err(superseded(&error)),
-            // The journal is as good without; the next append tells whether it can go on.
-            Err(error) => tracing::warn!(%error, "no snapshot"),
-        }
+        let encoded = step.records.iter().map(Record::encode).collect::<Result<Vec<_>, _>>()?;
+        let due =
+            self.journal.bytes_since_snapshot() >= self.throne.snapshot_bytes && !self.scribe.snapshot_is_on_its_way();
+        let snapshot = due.then(|| Box::new((self.conductor.state().clone(), self.audit.clone())));
+        // One that takes nothing any more is seen by whoever looks next.
+        self.scribe.hand_in(Thought { step, encoded, snapshot });
         Ok(())
     }
-}
-
-/// A snapshot is the state, what the audit remembers, and the length of `steps.jsonl`.
-fn encode_snapshot(state: &State, audit: &Audit, steps_bytes: u64) -> anyhow::Result<Vec<u8>> {
-    Ok(conductor::Snapshot { state: state.clone(), audit: audit.clone(), steps_bytes }.encode()?)
 }
 
 fn decode_snapshot(bytes: &[u8]) -> anyhow::Result<(State, Audit, u64)> {
@@ -476,7 +389,8 @@ fn decode_snapshot(bytes: &[u8]) -> anyhow::Result<(State, Audit, u64)> {
     Ok((state, audit, steps_bytes))
 }
 
-fn now_ms() -> u64 {
+/// Unix milliseconds.
+pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -485,14 +399,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_that_is_full_is_waited_for_and_one_that_may_not_be_written_is_not() {
+    fn a_volume_that_is_full_or_read_only_is_waited_for_and_one_of_somebody_else_is_not() {
         let io = |kind: std::io::ErrorKind| std::io::Error::from(kind);
         let journal = |kind| straw::Error::Io { action: "create", path: "journal".to_owned(), source: io(kind) };
         for (kind, waits) in [
             (std::io::ErrorKind::StorageFull, true),
             (std::io::ErrorKind::NotConnected, true),
             (std::io::ErrorKind::PermissionDenied, false),
-            (std::io::ErrorKind::ReadOnlyFilesystem, false),
+            (std::io::ErrorKind::ReadOnlyFilesystem, true),
         ] {
             assert_eq!(is_of_the_volume(&anyhow::Error::from(journal(kind)).context("claiming")), waits, "{kind}");
             assert_eq!(is_of_the_volume(&anyhow::Error::from(io(kind)).context("steps.jsonl")), waits, "{kind}");

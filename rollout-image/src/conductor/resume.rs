@@ -60,19 +60,27 @@ pub fn fetch(
             names_of(runs, own).context("listing the runs of this volume")?
         ))));
     }
+    newest(from, || look(setup, from, epoch, health, faults, &other)).map(Some)
+}
+
+/// Looks until what it found could be copied. A living run keeps its newest commits only, so one that was let go of while it was
+/// copied means that there is a newer one by now, unless a step was named.
+fn newest(
+    from: &Wanted,
+    mut look: impl FnMut() -> anyhow::Result<Result<Resumed, Refused>>,
+) -> anyhow::Result<Result<Resumed, String>> {
     for _ in 0..LOOKS_MAX {
-        match look(setup, from, epoch, health, faults, &other)? {
-            // A living run keeps its newest commits only, and has newer ones by now.
+        match look()? {
             Err(Refused::Gone(_)) if from.step.is_none() => {}
-            Err(Refused::Gone(reason) | Refused::For(reason)) => return Ok(Some(Err(reason))),
-            Ok(resumed) => return Ok(Some(Ok(resumed))),
+            Err(Refused::Gone(reason) | Refused::For(reason)) => return Ok(Err(reason)),
+            Ok(resumed) => return Ok(Ok(resumed)),
         }
     }
-    Ok(Some(Err(format!(
+    Ok(Err(format!(
         "spec.resumeFrom: run {} lets its commits go faster than they can be copied; let it keep more (spec.checkpoint.keep), or name a \
          step that it keeps",
         from.run
-    ))))
+    )))
 }
 
 /// Why a run cannot begin.
@@ -271,5 +279,64 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
             Err(error).with_context(|| format!("removing {}", folder.display()))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use control::wire::CommitRef;
+
+    use super::*;
+
+    fn wanted(step: Option<u64>) -> Wanted {
+        Wanted { run: "other".to_owned(), step }
+    }
+
+    fn commit(step: u64) -> Resumed {
+        let text = String::new;
+        let (folder, index_digest, weights_digest) = (text(), text(), text());
+        let commit = CommitRef { step, warm_step: 0, warming: false, folder, index_digest, weights_digest };
+        Resumed { run: "other".to_owned(), commit, cursor: Default::default(), groups: Vec::new() }
+    }
+
+    fn gone(step: u64) -> Refused {
+        Refused::Gone(format!("the commit at step {step} is gone"))
+    }
+
+    #[test]
+    fn a_commit_that_a_living_run_lets_go_of_while_it_is_copied_means_its_next_one() {
+        let mut step = 0;
+        let found = newest(&wanted(None), || {
+            step += 1;
+            Ok(if step < 4 { Err(gone(step)) } else { Ok(commit(step)) })
+        });
+        assert_eq!(found.unwrap().unwrap().commit.step, 4);
+    }
+
+    #[test]
+    fn a_step_that_was_named_and_is_gone_is_not_looked_for_again() {
+        let mut looks = 0;
+        let found = newest(&wanted(Some(7)), || {
+            looks += 1;
+            Ok(Err(gone(7)))
+        });
+        assert_eq!((found.unwrap().unwrap_err(), looks), ("the commit at step 7 is gone".to_owned(), 1));
+    }
+
+    #[test]
+    fn a_run_that_is_always_faster_is_not_looked_at_for_ever() {
+        let mut looks = 0;
+        let found = newest(&wanted(None), || {
+            looks += 1;
+            Ok(Err(gone(looks)))
+        });
+        let reason = found.unwrap().unwrap_err();
+        assert!(
+            reason.contains("faster than they can be copied") && reason.contains("spec.checkpoint.keep"),
+            "{reason}"
+        );
+        assert_eq!(looks, u64::from(LOOKS_MAX));
+        let refused = newest(&wanted(None), || Ok(Err(Refused::For("it has none".to_owned()))));
+        assert_eq!(refused.unwrap().unwrap_err(), "it has none");
     }
 }

@@ -1,19 +1,18 @@
 //! The RLJob and what lies on the volume, made into one configuration.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use api::RLJob;
 use checkpoint::Fingerprint;
 use conductor::{DataFile, Found, RunConfig};
-use control::{
-    identity::{Identity, variable},
-    run_dir::RunDir,
-    wire::RolloutConfig,
-};
+use control::{run_dir::RunDir, wire::RolloutConfig};
 use rollout::{Dataset, Tokenizer};
 
-use super::rows::{Rows, data_file};
+use super::{
+    Environment,
+    rows::{Rows, data_file},
+};
 
 /// A generate call that takes longer is aborted and tried elsewhere.
 const GENERATE_TIMEOUT_MS: u64 = 600_000;
@@ -28,6 +27,8 @@ pub struct Setup {
     pub config: RunConfig,
     /// Texts.
     pub rows: Rows,
+    /// Root of the volume.
+    pub volume: PathBuf,
     /// The run's folder.
     pub run_dir: RunDir,
     /// Uid of this pod.
@@ -42,12 +43,9 @@ pub struct Setup {
 
 impl Setup {
     /// Reads the job at `config`, then the volume.
-    pub fn read(config: &Path) -> anyhow::Result<Self> {
-        let identity = Identity::from_env()?;
+    pub fn read(config: &Path, environment: Environment) -> anyhow::Result<Self> {
+        let Environment { identity, run, token, engine_token, worker_token, .. } = environment;
         let (volume, pod_uid) = (identity.volume, identity.uid);
-        let run = variable("THRESH_RUN_UID", "the run's uid")?;
-        let token = variable("THRESH_TOKEN", "the run's bearer token")?;
-        let optional = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let text = std::fs::read(config).with_context(|| format!("reading {}", config.display()))?;
         let job: RLJob =
             serde_json::from_slice(&text).with_context(|| format!("{} is not an RLJob", config.display()))?;
@@ -95,10 +93,10 @@ impl Setup {
             rows,
             run_dir: RunDir::new(&volume, &found.run_dir),
             pod_uid,
-            engine_token: optional("THRESH_ENGINE_TOKEN"),
-            // Pools without a token of their own use the run's.
-            worker_token: optional("THRESH_WORKER_TOKEN").unwrap_or_else(|| token.clone()),
+            engine_token,
+            worker_token: worker_token.unwrap_or_else(|| token.clone()),
             token,
+            volume,
             job,
             found,
         })
@@ -110,6 +108,11 @@ impl Setup {
         let spec = serde_json::from_value(spec.clone()).map_err(|error| bad(error.to_string()))?;
         let job = RLJob { spec, ..self.job.clone() }.defaulted();
         RunConfig::resolve(&job, self.found.clone())
+    }
+
+    /// The model lies where it lay when this was read: the volume is not away.
+    pub fn volume_is_there(&self) -> bool {
+        self.volume.join(&self.config.frozen.model_dir).join("config.json").is_file()
     }
 
     /// What workers are told of the run.

@@ -106,7 +106,7 @@ fn a_whole_machine_that_dies_goes_on_when_it_is_back() {
 }
 
 /// Each accepted group in exactly one batch, each batch once in the committed lineage, versions only rise.
-fn assert_journal_is_sound(run: &LocalRun) {
+pub fn assert_journal_is_sound(run: &LocalRun) {
     let verified = std::process::Command::new(env!("CARGO_BIN_EXE_thresh"))
         .args(["straw", "verify"])
         .arg(run.run_dir().unwrap())

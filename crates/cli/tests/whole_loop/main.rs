@@ -7,6 +7,7 @@ mod docs;
 mod driven_run;
 mod edits;
 mod export;
+mod give_back;
 mod local_run;
 mod resume_from;
 mod reward;

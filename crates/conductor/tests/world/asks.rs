@@ -2,7 +2,8 @@
 
 use conductor::{Event, Grant, Reply, SettingsAsked};
 use control::wire::{
-    CompleteRequest, GroupSummary, LeaseRequest, NextRequest, RefusalKind, Report, ReportRequest, WorkerId,
+    CompleteRequest, Finished, GroupSummary, LeaseRequest, NextRequest, Outcome, RefusalKind, Report, ReportRequest,
+    WorkerId,
 };
 use straw::Ref;
 
@@ -49,12 +50,7 @@ pub fn settings(world: &mut World, number: u64, edit: impl FnOnce(&mut SettingsA
     world.now(|reply| Event::Settings(reply, Box::new(asked))).1.expect("settings are answered at once")
 }
 
-pub fn complete(
-    world: &mut World,
-    worker: WorkerId,
-    grant: &Grant,
-    edit: impl FnOnce(&mut GroupSummary),
-) -> Option<Reply> {
+pub fn complete(world: &mut World, worker: WorkerId, grant: &Grant, edit: impl FnOnce(&mut GroupSummary)) -> Outcome {
     let group = world.new_ref();
     offer(world, worker, grant, group, edit)
 }
@@ -66,7 +62,13 @@ pub fn offer(
     grant: &Grant,
     group: Ref,
     edit: impl FnOnce(&mut GroupSummary),
-) -> Option<Reply> {
+) -> Outcome {
+    let finished = finished(world, grant, group, edit);
+    offer_all(world, worker, vec![finished]).remove(0)
+}
+
+/// A result of `grant`, with its record at `group`.
+pub fn finished(world: &World, grant: &Grant, group: Ref, edit: impl FnOnce(&mut GroupSummary)) -> Finished {
     let version = world.state().version;
     let mut summary = GroupSummary {
         group_index: grant.task,
@@ -80,8 +82,16 @@ pub fn offer(
     };
     edit(&mut summary);
     let (lease, task) = (grant.lease.clone(), grant.task);
-    let request = CompleteRequest { worker, lease, task, submission: format!("test/{task}"), group, summary };
-    world.now(|reply| Event::Complete(reply, Box::new(request))).1
+    Finished { lease, task, submission: format!("test/{task}"), group, summary }
+}
+
+/// Offers results in one call; gives what became of each.
+pub fn offer_all(world: &mut World, worker: WorkerId, results: Vec<Finished>) -> Vec<Outcome> {
+    let request = CompleteRequest { worker, results };
+    match world.now(|reply| Event::Complete(reply, Box::new(request))).1 {
+        Some(Reply::Complete(reply)) => reply.outcomes,
+        other => panic!("expected outcomes, got {other:?}"),
+    }
 }
 
 pub fn is_fenced(reply: &Reply) -> bool {

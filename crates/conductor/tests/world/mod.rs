@@ -10,14 +10,14 @@ pub mod asks;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use conductor::{
-    AttemptConfig, BatchStats, Command, Conductor, Converted, DataFile, EvalEvery, Event, Frozen, Grant, Live, Record,
-    Reply, ReplyId, Resumed, RunConfig, SettingsAsked, State, Step, TooStale, Unreached, Warm, check::Audit,
-    microbatch::Shape,
+    AttemptConfig, BatchStats, Command, Conductor, Converted, DataFile, EvalEvery, Event, Frozen, GiveBack, Grant,
+    Live, Record, Reply, ReplyId, Resumed, RunConfig, SettingsAsked, State, Step, TooStale, Unreached, Warm,
+    check::Audit, microbatch::Shape,
 };
 use control::wire::{
-    CheckpointRequest, ClaimRequest, CompleteRequest, EngineAddress, FailRequest, GroupSummary, Layout, LeaseRequest,
-    NextRequest, Order, RefusalKind, Report, ReportRequest, RewardConfig, Sampling, Start, TaskKind, TrainMetrics,
-    Work, WorkerId,
+    CheckpointRequest, ClaimRequest, CompleteRequest, EngineAddress, FailRequest, Finished, GroupSummary, Layout,
+    LeaseRequest, NextRequest, Order, Outcome, RefusalKind, Report, ReportRequest, RewardConfig, Sampling, Start,
+    TaskKind, TrainMetrics, Work, WorkerId,
 };
 use rl::{GroupAdvantage, LossConfig, LossReduction, OptimizerConfig, ScheduleKind, StdKind};
 use straw::Ref;
@@ -46,6 +46,9 @@ impl Rng {
         self.below(1000) < n
     }
 }
+
+/// References in one pack.
+const REFS_OF_A_PACK: u64 = 16;
 
 /// What may go wrong, in thousandths of the turns.
 #[derive(Clone, Copy, Debug, Default)]
@@ -157,10 +160,11 @@ struct SimWorker {
     lives: u64,
     /// Grant, and the version it began with.
     held: BTreeMap<u64, (Grant, u64)>,
-    finished: Vec<CompleteRequest>,
+    finished: Vec<Finished>,
     failed: Vec<FailRequest>,
     asked: Option<ReplyId>,
-    offered: Option<(ReplyId, usize)>,
+    /// The call, and the submissions in it.
+    offered: Option<(ReplyId, Vec<String>)>,
     renewed: u64,
 }
 
@@ -218,6 +222,12 @@ pub struct World {
     settings: u64,
     checkpoints: u64,
     next_ref: u64,
+    /// Space is given back at these times instead of hardly ever.
+    pub give_back: Option<GiveBack>,
+    /// Bytes of each pack whose file is there.
+    packs: BTreeMap<String, u64>,
+    pub removed_packs: BTreeSet<String>,
+    pub moved: u64,
     /// Times each group was generated.
     pub generated: BTreeMap<u64, u64>,
     pub deaths: BTreeMap<&'static str, u64>,
@@ -270,6 +280,10 @@ impl World {
             settings: 0,
             checkpoints: 0,
             next_ref: 0,
+            give_back: None,
+            packs: BTreeMap::new(),
+            removed_packs: BTreeSet::new(),
+            moved: 0,
             generated: BTreeMap::new(),
             deaths: BTreeMap::new(),
             workers_idle: false,
@@ -450,8 +464,11 @@ impl World {
         let snapshot = conductor::Snapshot { state, audit: self.audit.clone(), steps_bytes: 0 };
         let state = conductor::Snapshot::decode(&snapshot.encode().unwrap()).unwrap().state;
         let resumed = self.resumed.clone().filter(|_| state.run.is_none());
-        let (conductor, step) = Conductor::open(state, self.epochs, "pod", self.config.clone(), resumed, self.now)
+        let (mut conductor, step) = Conductor::open(state, self.epochs, "pod", self.config.clone(), resumed, self.now)
             .expect("a journal can be taken over");
+        if let Some(rule) = self.give_back {
+            conductor.set_give_back(rule);
+        }
         self.conductor = Some(conductor);
         self.note(format!("conductor {}", self.epochs));
         self.commit(step);
@@ -531,6 +548,7 @@ impl World {
             Command::Reply(id, reply) => self.answer(id, reply),
             Command::Convert { step, groups, .. } => {
                 assert!(!groups.is_empty(), "a batch has groups");
+                groups.iter().for_each(|(_, group)| self.is_there(group));
                 let shapes: Vec<Shape> = groups
                     .iter()
                     .flat_map(|(group, _)| {
@@ -582,12 +600,42 @@ impl World {
                 let folders = self.folders.iter().cloned().collect();
                 self.send(Event::FoldersFound(folders), epoch);
             }
-            Command::Score { version, engines, .. } => {
+            Command::Score { version, engines, scores } => {
                 assert!(!engines.is_empty());
+                self.is_there(&scores.set.batch);
                 let result = if self.rng.permille(self.faults.update) { Err("busy".to_owned()) } else { Ok((0.0, 8)) };
                 self.send(Event::Scored { version, result }, epoch);
             }
-            Command::ListPacks | Command::RemovePacks { .. } => {}
+            Command::ListPacks if self.give_back.is_some() => {
+                let written = [self.pack_of("p"), self.pack_of("c")];
+                let packs = self.packs.iter().filter(|(name, _)| !written.contains(name));
+                let info = |(name, bytes): (&String, &u64)| straw::PackInfo {
+                    name: name.clone(),
+                    owner: "nobody".to_owned(),
+                    bytes: *bytes,
+                    sealed: true,
+                    abandoned: false,
+                };
+                let packs = packs.map(info).collect();
+                self.send(Event::PacksFound(packs), epoch);
+            }
+            Command::ListPacks => {}
+            Command::RemovePacks { retired } => {
+                for pack in retired {
+                    if self.packs.remove(&pack).is_some() {
+                        self.removed_packs.insert(pack);
+                    }
+                }
+            }
+            Command::CopyRecords { records, .. } => {
+                let result = if self.rng.permille(self.faults.update) {
+                    Err("no space".to_owned())
+                } else {
+                    records.iter().for_each(|record| self.is_there(record));
+                    Ok(records.into_iter().map(|record| (record.clone(), self.copy_of(&record))).collect())
+                };
+                self.send(Event::RecordsCopied(result), epoch);
+            }
             Command::DeleteFolder { folder } => {
                 self.folders.remove(&folder);
                 self.send(Event::FolderDeleted { folder, result: Ok(()) }, epoch);
@@ -595,16 +643,32 @@ impl World {
         }
     }
 
+    /// The pack that is written to now: of workers and conversions, or of copies.
+    fn pack_of(&self, kind: &str) -> String {
+        format!("{kind}-{}", self.next_ref / REFS_OF_A_PACK)
+    }
+
     fn fresh_ref(&mut self) -> Ref {
         self.next_ref += 1;
-        Ref {
-            pack: "p-0".to_owned(),
-            offset: self.next_ref * 100,
-            len: 100,
-            head: 10,
-            crc: self.next_ref as u32,
-            ..Ref::default()
-        }
+        self.place("p", self.next_ref as u32)
+    }
+
+    /// Its copy: the same bytes elsewhere.
+    fn copy_of(&mut self, record: &Ref) -> Ref {
+        self.next_ref += 1;
+        self.moved += 1;
+        self.place("c", record.crc)
+    }
+
+    fn place(&mut self, kind: &str, crc: u32) -> Ref {
+        let pack = self.pack_of(kind);
+        *self.packs.entry(pack.clone()).or_default() += 100;
+        Ref { pack, offset: self.next_ref * 100, len: 100, head: 10, crc, ..Ref::default() }
+    }
+
+    /// Whoever reads it now finds it.
+    fn is_there(&self, record: &Ref) {
+        assert!(!self.removed_packs.contains(&record.pack), "{record:?} is read, and its pack is gone");
     }
 
     fn send(&mut self, event: Event, to: u64) {
@@ -622,7 +686,7 @@ impl World {
         if let Some(at) = self.workers.iter().position(|worker| worker.asked == Some(id)) {
             self.worker_leased(at, reply);
         } else if let Some(at) =
-            self.workers.iter().position(|worker| worker.offered.is_some_and(|(asked, _)| asked == id))
+            self.workers.iter().position(|worker| worker.offered.as_ref().is_some_and(|(asked, _)| *asked == id))
         {
             self.worker_offered(at, &reply);
         } else if let Some(at) = self.trainers.iter().position(|trainer| trainer.asked == Some(id)) {
@@ -663,11 +727,22 @@ impl World {
     }
 
     fn worker_offered(&mut self, at: usize, reply: &Reply) {
-        let worker = &mut self.workers[at];
-        let Some((_, index)) = worker.offered.take() else { return };
+        let Some((_, offered)) = self.workers[at].offered.take() else { return };
         match reply {
-            Reply::Complete(_) => {
-                worker.finished.remove(index);
+            Reply::Complete(reply) => {
+                assert_eq!(reply.outcomes.len(), offered.len(), "an answer for each");
+                for (submission, outcome) in offered.iter().zip(&reply.outcomes) {
+                    if matches!(outcome, Outcome::Refused { kind: RefusalKind::PackCollected, .. }) {
+                        // Published again, into another pack.
+                        let group = self.fresh_ref();
+                        let finished = &mut self.workers[at].finished;
+                        let again = finished.iter_mut().find(|finished| finished.submission == *submission);
+                        again.into_iter().for_each(|finished| finished.group = group.clone());
+                        continue;
+                    }
+                    assert!(!matches!(outcome, Outcome::Refused { .. }), "nothing is wrong with it: {outcome:?}");
+                    self.workers[at].finished.retain(|finished| finished.submission != *submission);
+                }
             }
             Reply::Refused(refusal) if refusal.kind == RefusalKind::Unavailable => {}
             other => panic!("an offer was answered with {other:?}"),
@@ -685,10 +760,14 @@ impl World {
             (0..4).map(|_| if self.rng.permille((reward * 1000.0) as u64) { 1.0 } else { 0.0 }).collect();
         let worker = &mut self.workers[at];
         if worker.offered.is_none() && !worker.finished.is_empty() && choice.is_multiple_of(3) {
+            // One, or a few in one call.
             let index = (choice / 3) as usize % worker.finished.len();
-            let request = worker.finished[index].clone();
+            let few = 1 + (choice / 1000) as usize % 3;
+            let results: Vec<Finished> = worker.finished.iter().skip(index).take(few).cloned().collect();
+            let submissions = results.iter().map(|finished| finished.submission.clone()).collect();
+            let request = CompleteRequest { worker: worker.id.clone(), results };
             let id = self.ask(|id| Event::Complete(id, Box::new(request)));
-            self.workers[at].offered = Some((id, index));
+            self.workers[at].offered = Some((id, submissions));
             return;
         }
         if self.now > worker.renewed + 4_000 && !worker.held.is_empty() {
@@ -734,15 +813,7 @@ impl World {
                 generate_calls: samples as u32,
             };
             let submission = format!("{}/{}/{task}", worker.id.incarnation, grant.lease);
-            let request = CompleteRequest {
-                worker: worker.id.clone(),
-                lease: grant.lease,
-                task,
-                submission,
-                group: group_ref,
-                summary,
-            };
-            worker.finished.push(request);
+            worker.finished.push(Finished { lease: grant.lease, task, submission, group: group_ref, summary });
             *self.generated.entry(task).or_default() += 1;
             return;
         }
@@ -850,6 +921,19 @@ impl World {
 
     /// What rank 0 does with an order. A zombie does it too: it does not know that it is one.
     fn obey(&mut self, at: usize, work: Work, epoch: u64) {
+        let read = match &work.order {
+            Order::Train(order) => Some(&order.batch),
+            Order::Publish { score: Some(set), .. } => Some(&set.batch),
+            _ => None,
+        };
+        let claimed = self.journal.iter().rev().find_map(|record| match record {
+            Record::Claimed { trainer_epoch, .. } => Some(*trainer_epoch),
+            _ => None,
+        });
+        // Who is superseded may find nothing any more.
+        if claimed == Some(epoch) {
+            read.into_iter().for_each(|batch| self.is_there(batch));
+        }
         let trainer = &mut self.trainers[at];
         let report = match &work.order {
             Order::Train(order) => {
@@ -858,8 +942,8 @@ impl World {
                     assert_eq!(update.micro_batches.len(), layout.dp, "the plan is for this attempt's layout");
                 }
                 let name = if order.phase == control::wire::Phase::Rl { "s" } else { "w" };
-                // The batch's own reference: the same step with another batch would be another history.
-                trainer.learnt.push_str(&format!("{name}{}@{},", order.step, order.batch.offset));
+                // The batch's own bytes, wherever they lie: the same step with another batch would be another history.
+                trainer.learnt.push_str(&format!("{name}{}@{},", order.step, order.batch.crc));
                 Report::Trained(Box::new(TrainMetrics { tokens: 100, ..TrainMetrics::default() }))
             }
             Order::Save { folder, .. } => {

@@ -3,6 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use control::{
+    client::ConductorClient,
+    names::Names,
+    wire::{CompactReply, CompactRequest},
+};
+use local::folder::Folder;
 use serde_json::json;
 use straw::compact::{Sparse, copy, sparse};
 use straw::queue::Op;
@@ -14,6 +20,7 @@ use super::pool::{journal_of, packs_of, pool_of, size};
 use crate::{
     args::{Output, StrawCompact},
     display::say,
+    one_look::{OneLook, call},
 };
 
 /// Records of one transaction.
@@ -21,6 +28,19 @@ const MOVES_PER_TXN: usize = 4096;
 
 /// Moves what is needed out of packs that are mostly dead.
 pub fn compact(args: &StrawCompact) -> Result<u8> {
+    if args.yes
+        && let Some(reply) = asked(args)?
+    {
+        let CompactReply { packs, records, live_bytes, bytes, .. } = reply;
+        say(&match args.folder.output {
+            Output::Json => {
+                json!({"asked": true, "packs": packs, "records": records, "liveBytes": live_bytes, "bytes": bytes})
+                    .to_string()
+            }
+            Output::Human => told(&reply),
+        });
+        return Ok(0);
+    }
     let pool = pool_of(&args.folder)?;
     let Some(journal) = journal_of(&pool) else {
         bail!(
@@ -44,6 +64,37 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
     }
     human(&plan, args.yes, freed).iter().for_each(|line| say(line));
     Ok(0)
+}
+
+/// Asks the conductor of a run that lives; nothing when there is none to ask.
+fn asked(args: &StrawCompact) -> Result<Option<CompactReply>> {
+    let request = CompactRequest { live_percent: args.live_percent };
+    let ask = async |client: ConductorClient| client.compact(&request).await;
+    let answer = match &args.conductor {
+        Some(url) => {
+            let token = std::env::var("THRESH_TOKEN").unwrap_or_default();
+            Some(call(Names::default(), url, &token, ask)?)
+        }
+        None if Folder::holder(&args.folder.folder).is_some() => OneLook::at(args.folder.folder.clone())?.call(ask),
+        None => None,
+    };
+    match answer {
+        None => Ok(None),
+        Some(Ok(reply)) => Ok(Some(reply)),
+        Some(Err(error)) => Err(error).context("the conductor of the run lives and was asked"),
+    }
+}
+
+fn told(reply: &CompactReply) -> String {
+    if reply.packs == 0 {
+        return "no pack is mostly dead".to_owned();
+    }
+    let (packs, records) = (api::count(reply.packs, "pack"), api::count(reply.records, "record"));
+    format!(
+        "the conductor moves {records} ({}) out of {packs} ({}); the files go once nobody can hold an old reference",
+        size(reply.live_bytes),
+        size(reply.bytes)
+    )
 }
 
 /// An archive's index is a record of its own, with references that no queue translates.
@@ -89,7 +140,8 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
     let store = Store::open(RealFs::new(), packs_of(pool))?;
     if let Some(pack) = store.packs()?.into_iter().find(|pack| !pack.sealed && !pack.abandoned) {
         bail!(
-            "{} is writing to pack {}: the run lives, and its conductor would be ended\n  fix: stop the run, or suspend it, and try again",
+            "{} is writing to pack {}: the run lives, and its conductor would be ended\n  \
+             fix: name its state folder, or say --conductor URL: then it is asked; or stop the run, or suspend it, and try again",
             pack.owner,
             pack.name
         )
@@ -142,7 +194,7 @@ fn human(plan: &[Sparse], done: bool, freed: u64) -> Vec<String> {
         (false, true) => format!("done; files of {} were removed", size(freed)),
         (false, false) => format!(
             "nothing was changed; {} would come free\n  \
-             fix: say --yes once the run has stopped: its journal is claimed, and a conductor that lives has to stop",
+             fix: say --yes: the conductor of a run that lives is asked, and the journal of one that has stopped is claimed",
             size(gain)
         ),
     });
@@ -166,5 +218,8 @@ mod tests {
         assert_eq!(all[1], "moved 1 record (100 B) out of w-0 (3.0 MiB)\ndone; files of 3.0 MiB were removed");
         assert!(all[2].ends_with("other queues of the pool have given them up, too"));
         assert_eq!(all[3], "no pack is mostly dead");
+        let reply = CompactReply { packs: 2, records: 3, live_bytes: 100, bytes: 3 << 20, ..CompactReply::default() };
+        assert!(told(&reply).starts_with("the conductor moves 3 records (100 B) out of 2 packs (3.0 MiB)"));
+        assert_eq!(told(&CompactReply::default()), all[3]);
     }
 }

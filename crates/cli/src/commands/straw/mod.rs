@@ -1,4 +1,4 @@
-//! `thresh straw`: looks into a store, and mends it. All but `compact --yes` may be used while the run lives.
+//! `thresh straw`: looks into a store, and mends it. All of it may be used while the run lives: `compact --yes` asks its conductor then.
 
 mod compact;
 mod du;

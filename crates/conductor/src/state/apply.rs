@@ -1,311 +1,24 @@
-//! What is true of the run: the journal, added up. Nothing in here comes from memory, a clock or another host's files.
+//! What each record changes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
-use control::wire::{CommitRef, GroupSummary, Layout, Order, Report, ScoreSet, Scores, Start, StepRecord, TrainOrder};
-use serde::{Deserialize, Serialize};
-use straw::queue::{self, BatchId, DropCause, NewTask, Op, Queue, TaskId};
+use control::wire::{Report, Start, StepRecord};
+use straw::queue::{BatchId, DropCause, NewTask, Op, Queue, TaskId};
 
-use crate::{
-    AttemptConfig, Converted, Cursor, Drawn, Error, EvalFor, Live, Position, Record, Resumed, RunConfig, microbatch,
-    order::{OrderKind, epoch_of},
-    resumed,
+use super::{
+    ATTEMPTS_MAX, Applied, Batch, CheckpointAsked, Commit, EVAL_TASKS, Eval, EvalResult, Publishing, Run, SettingsHeld,
+    State, Trainer, Version, WarmBatch,
 };
-
-/// Task numbers from here on are evaluation tasks; below are groups of the training data, numbered by `group_index`.
-pub const EVAL_TASKS: u64 = 1 << 52;
-/// Tries (failed, or with a lease that ran out) a task has before it is dropped.
-pub const ATTEMPTS_MAX: u32 = 5;
+use crate::{Drawn, Error, EvalFor, Position, Record, Resumed, order::OrderKind, resumed};
 
 /// Under this name the queue holds the warm-start batches.
 const WARM_OWNER: &str = "warm-start";
-/// Under this one, the batch whose samples are scored.
+/// Under this one, the batches whose samples are scored.
 const SCORE_OWNER: &str = "scoring";
-/// Samples that are scored by trainer and engines after a publication, and tokens of each.
-const SCORED_SAMPLES: u64 = 8;
-const SCORED_TOKENS_MAX: u32 = 64;
 /// Events kept for people.
 const EVENTS_KEPT: usize = 50;
 /// Versions kept in the ledger beyond those that something refers to: a group older than this is far too stale anyway.
 const VERSIONS_KEPT: u64 = 256;
-
-/// A batch that is kept until a commit has passed it; its groups and its payload are the queue's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Batch {
-    /// Oldest version among its tokens.
-    pub version_min: u64,
-    /// Newest.
-    pub version_max: u64,
-    /// Version the engines were at.
-    pub version: u64,
-    /// Largest distance between the step and the weights a group began with.
-    pub staleness: u64,
-    /// Time from the first lease to acceptance.
-    pub generate_ms: u64,
-    /// When it was accepted.
-    pub accepted_ms: u64,
-    /// The converted batch.
-    pub converted: Option<Converted>,
-    /// The last epoch that was given it.
-    pub given_to: Option<u64>,
-}
-
-/// A warm-start batch, kept likewise.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WarmBatch {
-    /// The converted batch.
-    pub converted: Converted,
-    /// The last epoch that was given it.
-    pub given_to: Option<u64>,
-}
-
-/// The trainer that claimed last.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Trainer {
-    /// Its epoch.
-    pub epoch: u64,
-    /// The operator's counter.
-    pub attempt: u64,
-    /// Random per process.
-    pub incarnation: String,
-    /// Pod name.
-    pub pod: String,
-    /// How its ranks are laid out.
-    pub layout: Layout,
-    /// Most tokens of a micro-batch, as the configuration said when it claimed.
-    pub tokens_max: u64,
-    /// The configuration it was given.
-    pub config: AttemptConfig,
-    /// Where it began.
-    pub start: Start,
-    /// What it has learnt, orders done.
-    pub position: Position,
-    /// Last order done and reported.
-    pub done: u64,
-    /// The order at hand, number `done + 1`.
-    pub order: Option<OrderKind>,
-    /// The conductor that gave it.
-    pub ordered_by: u64,
-    /// The version its weights were written as; nothing since it learnt anything after.
-    pub published: Option<u64>,
-    /// It has done whatever earlier attempts had been given.
-    pub caught_up: bool,
-    /// Few tokens of a batch are of the weights it holds (Async mode), or it sums in another order than its predecessor
-    /// (another layout): its publications are compared by scoring the same samples on both sides.
-    pub rescore: bool,
-    /// It said that it exits.
-    pub stopped: bool,
-    /// Why it may not report any more.
-    pub refused: Option<String>,
-}
-
-/// An entry of the weight-version ledger.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Version {
-    /// Digest of the weights.
-    pub digest: String,
-    /// What was learnt into them.
-    pub position: Position,
-    /// Folder, relative to the run's.
-    pub folder: String,
-    /// Time the engines took.
-    pub publish_ms: u64,
-}
-
-/// Weights that are written and not yet acknowledged: the intent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Publishing {
-    /// Version they become.
-    pub version: u64,
-    /// Folder, relative to the run's.
-    pub folder: String,
-    /// Digest of the weights.
-    pub digest: String,
-    /// What was learnt into them.
-    pub position: Position,
-    /// When the intent was journaled.
-    pub since_ms: u64,
-    /// What the trainer says of a few samples.
-    pub scores: Option<Scores>,
-}
-
-/// A recovery boundary.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Commit {
-    /// What the trainer is told.
-    pub commit: CommitRef,
-    /// Trainer that wrote the tiles.
-    pub trainer_epoch: u64,
-    /// Conductor that recorded it.
-    pub conductor_epoch: u64,
-    /// Where the source stood.
-    pub cursor: Cursor,
-    /// What was drawn before the cursor and is in no step before the commit's.
-    pub unlearnt: Vec<Drawn>,
-}
-
-/// An evaluation under way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Eval {
-    /// What for.
-    pub purpose: EvalFor,
-    /// Version measured.
-    pub version: u64,
-    /// What was learnt into it.
-    pub position: Position,
-    /// First task.
-    pub first_task: u64,
-    /// Prompts.
-    pub prompts: u64,
-}
-
-/// A finished evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EvalResult {
-    /// What was measured.
-    pub position: Position,
-    /// Right answers.
-    pub passed: u64,
-    /// Answers.
-    pub answered: u64,
-}
-
-impl EvalResult {
-    /// Share of right answers, if there was any answer.
-    #[must_use]
-    pub fn pass_rate(&self) -> Option<f64> {
-        (self.answered > 0).then(|| self.passed as f64 / self.answered as f64)
-    }
-}
-
-/// Settings of the operator.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SettingsHeld {
-    /// Their number.
-    pub number: u64,
-    /// Attempts up to this are fenced.
-    pub fence_attempts_up_to: u64,
-    /// No leases there.
-    pub cordoned_nodes: Vec<String>,
-    /// No new groups.
-    pub paused: bool,
-    /// What a new attempt takes.
-    pub attempt: AttemptConfig,
-    /// What is live.
-    pub live: Live,
-}
-
-/// A checkpoint the operator asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointAsked {
-    /// Caller's name for it.
-    pub id: String,
-    /// Attempt it is meant for.
-    pub attempt: u64,
-    /// Stop after it.
-    pub then_stop: bool,
-    /// The commit is journaled.
-    pub done: bool,
-}
-
-/// A run that has begun.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// What it began with.
-    pub config: RunConfig,
-    /// What the operator set since.
-    pub settings: SettingsHeld,
-    /// When its first record was written.
-    pub began_ms: u64,
-}
-
-/// The durable state. Made by [`State::apply`] from records and nothing else.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct State {
-    /// The last conductor that took over.
-    pub conductor_epoch: u64,
-    /// Uid of its pod.
-    pub conductor_pod: String,
-    /// Pods that another took over from. They are being deleted, or on a node that is lost: none of them may come back.
-    pub replaced_pods: BTreeSet<String>,
-    /// The run, once its first record is written.
-    pub run: Option<Run>,
-    /// The data source.
-    pub cursor: Cursor,
-    /// Groups from draw to release, and prompts under evaluation. Its leases are memory: they are not part of a snapshot,
-    /// and do not count when states are compared.
-    pub queue: Queue,
-    /// What is known of finished groups that are not released.
-    pub summaries: BTreeMap<u64, GroupSummary>,
-    /// The next evaluation task's number.
-    pub next_eval_task: u64,
-    /// RL batches from acceptance until a commit has passed them.
-    pub batches: BTreeMap<u64, Batch>,
-    /// RL steps that were learnt at least once.
-    pub trained: u64,
-    /// Warm-start batches until a commit has passed them.
-    pub warm_batches: BTreeMap<u64, WarmBatch>,
-    /// The trainer.
-    pub trainer: Option<Trainer>,
-    /// Highest trainer epoch ever given.
-    pub trainer_epoch: u64,
-    /// Highest attempt that ever claimed.
-    pub attempt: u64,
-    /// The ledger.
-    pub versions: BTreeMap<u64, Version>,
-    /// The current version; 0 before the first.
-    pub version: u64,
-    /// Highest version number ever ordered: abandoned ones are not used again.
-    pub version_last: u64,
-    /// The intent.
-    pub publishing: Option<Publishing>,
-    /// The last batch that was learnt, to score samples of: where it lies, how many samples it has.
-    pub scorable: Option<(straw::Ref, u64)>,
-    /// What the trainer says of samples under the current version; the engines have not been asked yet.
-    pub unscored: Option<(u64, Scores)>,
-    /// Largest difference and tokens compared since the last step record.
-    pub rescored: (f64, u64),
-    /// What the last group that failed said; nothing since another was finished.
-    pub last_failure: Option<String>,
-    /// Commits that are kept, oldest first.
-    pub commits: VecDeque<Commit>,
-    /// Commits ever.
-    pub commits_total: u64,
-    /// The evaluation under way.
-    pub eval: Option<Eval>,
-    /// The last one of the warm start.
-    pub warm_result: Option<EvalResult>,
-    /// The last one of the RL phase.
-    pub rl_result: Option<EvalResult>,
-    /// Checkpoints asked for, the newest last; a bounded number of done ones is kept for the caller to see.
-    pub checkpoints: VecDeque<CheckpointAsked>,
-    /// Folders that nothing names any more and that are still to be deleted.
-    pub garbage: BTreeSet<String>,
-    /// The final checkpoint is written.
-    pub exported: Option<Position>,
-    /// The trainer said that it is done, and this is journaled.
-    pub finished: bool,
-    /// The run cannot go on.
-    pub failure: Option<String>,
-    /// Groups dropped, by reason.
-    pub dropped: BTreeMap<String, u64>,
-    /// Generate calls made for groups that were completed.
-    pub generate_calls: u64,
-    /// The last finished RL step.
-    pub last_step: Option<StepRecord>,
-    /// Step records ever written.
-    pub step_records: u64,
-    /// For people: time and text.
-    pub events: VecDeque<(u64, String)>,
-}
-
-/// What applying a record brought forth besides the new state.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Applied {
-    /// A line of `steps.jsonl`.
-    pub step_record: Option<StepRecord>,
-}
-
 /// Done checkpoint requests kept for the operator to see.
 const CHECKPOINTS_KEPT: usize = 32;
 
@@ -583,6 +296,7 @@ impl State {
                 self.versions.insert(*version, Version { digest, position, folder, publish_ms: *publish_ms });
                 self.version = *version;
                 self.prune_versions();
+                self.hold_scored(name)?;
                 self.event(*time_ms, format!("version {version} is served"));
             }
             Record::Rescored { version, gap_max, tokens } => {
@@ -590,6 +304,7 @@ impl State {
                     self.unscored = None;
                 }
                 self.rescored = (self.rescored.0.max(*gap_max), self.rescored.1 + tokens);
+                self.hold_scored(name)?;
             }
             Record::EvalStarted { purpose, version, position, first_task, prompts } => {
                 if self.eval.is_some() {
@@ -637,7 +352,7 @@ impl State {
             Record::PacksForgotten { below } => self.queue(name, &Op::Forget { below: *below })?,
             Record::RecordsMoved { moves } => {
                 self.queue(name, &Op::Move { moves: moves.clone() })?;
-                let Self { queue, batches, warm_batches, scorable, trainer, .. } = self;
+                let Self { queue, batches, warm_batches, scorable, trainer, publishing, unscored, .. } = self;
                 let warm = warm_batches.values_mut().map(|batch| &mut batch.converted.batch);
                 let converted = batches.values_mut().filter_map(|batch| batch.converted.as_mut());
                 let scored = match trainer.as_mut().and_then(|trainer| trainer.order.as_mut()) {
@@ -645,7 +360,11 @@ impl State {
                     _ => None,
                 };
                 let learnt = scorable.as_mut().map(|(batch, _)| batch);
-                for batch in converted.map(|converted| &mut converted.batch).chain(warm).chain(scored).chain(learnt) {
+                let intended = publishing.as_mut().and_then(|publishing| publishing.scores.as_mut());
+                let compared = intended.into_iter().chain(unscored.as_mut().map(|(_, scores)| scores));
+                let compared = compared.map(|scores| &mut scores.set.batch);
+                let batches = converted.map(|converted| &mut converted.batch).chain(warm).chain(scored).chain(learnt);
+                for batch in batches.chain(compared) {
                     *batch = queue.resolve(batch);
                 }
             }
@@ -698,8 +417,7 @@ impl State {
                 self.trained = self.trained.max(step + 1);
                 let learnt = self.batches.get(&step).and_then(|batch| batch.converted.as_ref());
                 self.scorable = learnt.map(|converted| (converted.batch.clone(), converted.stats.samples));
-                let refs = self.scorable.iter().map(|(batch, _)| batch.clone()).collect();
-                self.queue("Reported", &Op::Retain { owner: SCORE_OWNER.to_owned(), refs })?;
+                self.hold_scored("Reported")?;
                 let record = self.step_record(step, replay, metrics, time_ms);
                 self.rescored = (0.0, 0);
                 self.last_step = Some(record.clone());
@@ -714,8 +432,11 @@ impl State {
                 if self.publishing.is_some() {
                     return Err(bad("another publication is under way".to_owned()));
                 }
-                self.publishing =
-                    Some(Publishing { version, folder, digest, position, since_ms: time_ms, scores: scores.clone() });
+                let mut scores = scores.clone();
+                // The trainer was given the set before records were moved, perhaps.
+                scores.iter_mut().for_each(|scores| scores.set.batch = self.queue.resolve(&scores.set.batch));
+                self.publishing = Some(Publishing { version, folder, digest, position, since_ms: time_ms, scores });
+                self.hold_scored("Reported")?;
             }
             (OrderKind::BeginRl, Report::RlBegun) => {
                 self.trainer_mut("Reported", epoch)?.position.rl = true;
@@ -787,128 +508,6 @@ impl State {
         }
     }
 
-    /// Where the very first attempt of a run without another's commit begins.
-    #[must_use]
-    pub fn initial_position(&self) -> Position {
-        let warm = self.run.as_ref().is_some_and(|run| run.config.frozen.warm.is_some());
-        Position { rl: !warm, warm_step: 0, step: 0 }
-    }
-
-    /// Position of the last commit, if there is one.
-    #[must_use]
-    pub fn committed_position(&self) -> Option<Position> {
-        self.commits.back().map(|commit| Position::of(&commit.commit))
-    }
-
-    /// The recovery boundary.
-    #[must_use]
-    pub fn boundary(&self) -> Position {
-        self.committed_position().unwrap_or_else(|| self.initial_position())
-    }
-
-    /// RL groups may be generated: the warm start, if any, is over and committed.
-    #[must_use]
-    pub fn in_rl(&self) -> bool {
-        self.run.is_some() && self.boundary().rl
-    }
-
-    /// RL steps learnt into a version. Only versions of the RL phase, and the last one of the warm start, have groups.
-    #[must_use]
-    pub fn step_of_version(&self, version: u64) -> Option<u64> {
-        self.versions.get(&version).map(|v| v.position.step)
-    }
-
-    /// Distance between `step` and the weights of `version`, in steps.
-    #[must_use]
-    pub fn staleness(&self, step: u64, version: u64) -> u64 {
-        step.saturating_sub(self.step_of_version(version).unwrap_or(0))
-    }
-
-    /// The order at hand as the trainer is told it. A repeated poll, under whatever conductor, gets the same.
-    #[must_use]
-    pub fn wire_order(&self) -> Option<(u64, Order)> {
-        let trainer = self.trainer.as_ref()?;
-        let order = match trainer.order.clone()? {
-            OrderKind::TrainWarm { update, replay } => {
-                let converted = &self.warm_batches.get(&update)?.converted;
-                let phase = control::wire::Phase::WarmStart;
-                Order::Train(TrainOrder {
-                    phase,
-                    step: update,
-                    replay,
-                    batch: converted.batch.clone(),
-                    // A warm-start update is one batch.
-                    updates: microbatch::plan(&converted.shapes(), u64::MAX, trainer.tokens_max, trainer.layout.dp),
-                    version_digests: BTreeMap::new(),
-                })
-            }
-            OrderKind::Train { step, replay } => {
-                let batch = self.batches.get(&step)?;
-                let converted = batch.converted.as_ref()?;
-                let per_update = self.run.as_ref()?.config.frozen.rollouts_per_update;
-                let versions = self.versions.range(batch.version_min..=batch.version_max.max(batch.version_min));
-                Order::Train(TrainOrder {
-                    phase: control::wire::Phase::Rl,
-                    step,
-                    replay,
-                    batch: converted.batch.clone(),
-                    updates: microbatch::plan(&converted.shapes(), per_update, trainer.tokens_max, trainer.layout.dp),
-                    version_digests: versions.map(|(version, entry)| (*version, entry.digest.clone())).collect(),
-                })
-            }
-            OrderKind::Save { position, folder } => {
-                Order::Save { step: position.step, warm_step: position.warm_step, warming: !position.rl, folder }
-            }
-            OrderKind::Publish { version, folder, score } => Order::Publish { version, folder, score },
-            OrderKind::BeginRl => Order::BeginRl,
-            OrderKind::Export { folder } => Order::Export { folder },
-            OrderKind::Stop { reason } => Order::Stop { reason },
-            OrderKind::Finish => Order::Finish,
-        };
-        Some((trainer.done + 1, order))
-    }
-
-    /// Samples of the last learnt batch to be scored on both sides, if this trainer's publications are compared so: spread
-    /// over the batch.
-    #[must_use]
-    pub fn score_set(&self, trainer: &Trainer) -> Option<ScoreSet> {
-        let (batch, samples) = self.scorable.clone().filter(|_| trainer.rescore)?;
-        let count = samples.min(SCORED_SAMPLES);
-        let positions = (0..count).filter_map(|n| u32::try_from(n * samples / count.max(1)).ok()).collect();
-        Some(ScoreSet { batch, samples: positions, tokens_max: SCORED_TOKENS_MAX })
-    }
-
-    /// Folders that may not be deleted: those that a record names and that are not garbage, and the one being written.
-    #[must_use]
-    pub fn folders_in_use(&self) -> BTreeSet<String> {
-        let commits = self.commits.iter().map(|commit| commit.commit.folder.clone());
-        let weights = self.versions.get(&self.version).map(|version| version.folder.clone());
-        let intent = self.publishing.as_ref().map(|publishing| publishing.folder.clone());
-        let writing = self.trainer.as_ref().and_then(|trainer| match &trainer.order {
-            Some(OrderKind::Save { folder, .. } | OrderKind::Publish { folder, .. }) => Some(folder.clone()),
-            _ => None,
-        });
-        commits.chain(weights).chain(intent).chain(writing).collect()
-    }
-
-    /// True when `folder`, found on disk, is an orphan: of an epoch below the living one's, and named by nothing.
-    #[must_use]
-    pub fn is_orphan(&self, folder: &str) -> bool {
-        epoch_of(folder).is_some_and(|epoch| epoch < self.trainer_epoch) && !self.folders_in_use().contains(folder)
-    }
-
-    /// Refuses to begin a run in a folder where it has been learning already: `folders` are those of tiles and weights.
-    ///
-    /// # Errors
-    /// [`Error::JournalLost`] names one of them.
-    pub fn check_volume(&self, folders: &[String]) -> Result<(), Error> {
-        // What was copied from another run for a beginning that did not come about is not of this one's making.
-        match folders.iter().find(|folder| epoch_of(folder) != Some(resumed::COPIED_EPOCH)) {
-            Some(folder) if self.run.is_none() => Err(Error::JournalLost { folder: folder.clone() }),
-            _ => Ok(()),
-        }
-    }
-
     /// Forgets versions that nothing can refer to any more, and gives their folders up.
     fn prune_versions(&mut self) {
         let in_batches = self.batches.values().map(|batch| batch.version_min);
@@ -942,6 +541,18 @@ impl State {
         self.queue(record, &Op::Retain { owner: WARM_OWNER.to_owned(), refs })
     }
 
+    /// Batches whose samples are scored, or may be, stay until that is over: a later step may be learnt and committed meanwhile.
+    fn hold_scored(&mut self, record: &'static str) -> Result<(), Error> {
+        let learnt = self.scorable.iter().map(|(batch, _)| batch);
+        let intended = self.publishing.iter().filter_map(|publishing| publishing.scores.as_ref());
+        let compared = intended.chain(self.unscored.iter().map(|(_, scores)| scores)).map(|scores| &scores.set.batch);
+        // One that is gone cannot be had back: scoring says so.
+        let there = |batch: &&straw::Ref| !self.queue.retired().contains(&batch.pack);
+        let refs: BTreeSet<straw::Ref> = learnt.chain(compared).filter(there).cloned().collect();
+        let refs = refs.into_iter().collect();
+        self.queue(record, &Op::Retain { owner: SCORE_OWNER.to_owned(), refs })
+    }
+
     /// Drops a task wherever it is, but in a batch.
     fn drop_task(&mut self, record: &'static str, task: u64, cause: DropCause, reason: &str) -> Result<(), Error> {
         self.summaries.remove(&task);
@@ -950,60 +561,6 @@ impl State {
             Some(position) => self.queue(record, &Op::DropAccepted { positions: vec![position], cause, reason }),
             None => self.queue(record, &Op::Cancel { task: TaskId(task), cause, reason }),
         }
-    }
-
-    /// RL steps whose batch was accepted: the next one to accept.
-    #[must_use]
-    pub fn accepted(&self) -> u64 {
-        self.queue.next_batch().0
-    }
-
-    /// Unfinished training groups.
-    pub fn unfinished(&self) -> impl Iterator<Item = &queue::Task> {
-        self.queue.tasks().filter(|task| task.id.0 < EVAL_TASKS)
-    }
-
-    /// Finished training groups in no batch, in order of completion.
-    pub fn ready(&self) -> impl Iterator<Item = (u64, &GroupSummary)> {
-        let groups = self.queue.unbatched().map(|(_, accepted)| accepted.task.0).filter(|group| *group < EVAL_TASKS);
-        groups.filter_map(|group| self.summaries.get(&group).map(|summary| (group, summary)))
-    }
-
-    /// Training groups in no batch, finished or not.
-    #[must_use]
-    pub fn live(&self) -> u64 {
-        self.unfinished().count() as u64 + self.ready().count() as u64
-    }
-
-    /// Groups in no batch and the rows they were drawn from: the queue as a commit records it.
-    #[must_use]
-    pub fn queued(&self) -> Vec<Drawn> {
-        let unfinished = self.unfinished().map(|task| (task.id, &task.input));
-        let ready = self.queue.unbatched().map(|(_, accepted)| (accepted.task, &accepted.input));
-        let mut all: Vec<Drawn> = unfinished
-            .chain(ready)
-            .filter(|(id, _)| id.0 < EVAL_TASKS)
-            .map(|(id, input)| Drawn { group_index: id.0, row: row_of(input) })
-            .collect();
-        all.sort_unstable_by_key(|drawn| drawn.group_index);
-        all
-    }
-
-    /// Groups that are in no step below `step`, and the rows they were drawn from.
-    fn unlearnt(&self, step: u64) -> Vec<Drawn> {
-        let later = self.queue.accepted().filter(|(_, accepted)| accepted.batch.is_some_and(|batch| batch.0 >= step));
-        let later = later.map(|(_, accepted)| Drawn { group_index: accepted.task.0, row: row_of(&accepted.input) });
-        let mut all: Vec<Drawn> = later.chain(self.queued()).collect();
-        all.sort_unstable_by_key(|drawn| drawn.group_index);
-        all
-    }
-
-    /// The groups of a retained batch and where they lie.
-    #[must_use]
-    pub fn batch_groups(&self, step: u64) -> Vec<(u64, straw::Ref)> {
-        let positions = self.queue.batch(BatchId(step)).into_iter().flat_map(|batch| &batch.positions);
-        let groups = positions.filter_map(|position| self.queue.accepted_at(*position));
-        groups.filter_map(|accepted| Some((accepted.task.0, accepted.result.first()?.clone()))).collect()
     }
 
     fn event(&mut self, time_ms: u64, text: String) {
@@ -1028,10 +585,4 @@ impl State {
             what: format!("of trainer epoch {epoch}, but the trainer's is {at:?}"),
         })
     }
-}
-
-/// The row a task was drawn from.
-#[must_use]
-pub fn row_of(input: &[u8]) -> u64 {
-    input.try_into().map_or(0, u64::from_le_bytes)
 }
