@@ -5,8 +5,7 @@ use straw::{Error, Queue};
 
 use crate::{new_task, queue, reference};
 
-/// More than one thread reads alone.
-const TASKS: u64 = 6000;
+const TASKS: u64 = 2000;
 
 fn journal() -> (Queue, Vec<Vec<Vec<u8>>>) {
     let mut q = queue();
@@ -27,7 +26,7 @@ fn journal() -> (Queue, Vec<Vec<Vec<u8>>>) {
 }
 
 #[test]
-fn a_long_journal_that_two_threads_read_gives_what_its_ops_give_one_by_one() {
+fn a_journal_gives_what_its_ops_gave_one_by_one_from_any_snapshot_on() {
     let (q, txns) = journal();
     assert_eq!(Queue::replay(None, &txns).unwrap(), q);
     // From a snapshot in the middle.
@@ -41,17 +40,14 @@ fn a_long_journal_that_two_threads_read_gives_what_its_ops_give_one_by_one() {
 }
 
 #[test]
-fn a_record_that_is_no_op_and_an_op_that_does_not_follow_end_a_replay_of_any_length() {
-    for few in [true, false] {
-        let (_, mut txns) = journal();
-        txns.truncate(if few { 100 } else { txns.len() });
-        let middle = txns.len() / 2;
-        let good = txns[middle].clone();
-        txns[middle] = vec![vec![0xff; 3]];
-        assert!(matches!(Queue::replay(None, &txns), Err(Error::Corrupt { .. })));
-        txns[middle] = good;
-        txns.insert(middle, txns[0].clone());
-        assert!(matches!(Queue::replay(None, &txns), Err(Error::Refused(Refused::TaskExists(TaskId(0))))));
-    }
+fn a_record_that_is_no_op_and_an_op_that_does_not_follow_end_a_replay() {
+    let (_, mut txns) = journal();
+    let middle = txns.len() / 2;
+    let good = txns[middle].clone();
+    txns[middle] = vec![vec![0xff; 3]];
+    assert!(matches!(Queue::replay(None, &txns), Err(Error::Corrupt { .. })));
+    txns[middle] = good;
+    txns.insert(middle, txns[0].clone());
+    assert!(matches!(Queue::replay(None, &txns), Err(Error::Refused(Refused::TaskExists(TaskId(0))))));
     assert!(matches!(Queue::replay(Some(b"none"), &[]), Err(Error::Corrupt { .. })));
 }
