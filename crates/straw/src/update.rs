@@ -51,6 +51,19 @@ enum Block {
 impl Store {
     /// Begins a record that is made of `base`. Reads what is in front of it, its meta, and tensors that are shorter than a block.
     ///
+    /// ```
+    /// # use straw::{Record, Store, Tensor};
+    /// # let store = Store::open(std::sync::Arc::new(straw::SimFs::new(1)), "/packs")?;
+    /// # let writer = store.writer("w")?;
+    /// let weights = Tensor::from_vec(&[1000, 256], vec![0f32; 256_000])?;
+    /// let first = writer.publish("step-0", &[Record::new("0").with("weights", weights)])?.remove(0);
+    /// let mut update = store.update(&first)?;
+    /// update.set_rows("weights", 10..11, &Tensor::from_vec(&[1, 256], vec![1f32; 256])?)?;
+    /// let second = writer.publish_updates("step-1", &[update])?.remove(0);
+    /// assert!(second.len < first.len / 10);
+    /// assert_eq!(store.read_rows(&second, "weights", 10..12)?.to_vec::<f32>()?[255..257], [1.0, 0.0]);
+    /// # Ok::<(), straw::Error>(())
+    /// ```
     /// The base must be as durable as the new record is to be: one that was published with
     /// [`crate::Durability::Process`] may be lost with the machine, and its blocks with it.
     ///

@@ -15,7 +15,7 @@ fn on(sim: &SimFs, compression: Compression) -> Store {
 fn record(rows: u32) -> Record {
     let tokens: Vec<i32> = (0..rows).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 18) as i32).collect();
     let mask: Vec<u8> = (0..rows).map(|i| u8::from(i % 50 < 30)).collect();
-    let mut x = 0x1234_5678_9ABC_DEFu64;
+    let mut x = 0x0123_4567_89AB_CDEFu64;
     let noise = (0..rows).map(|_| {
         x ^= x << 13;
         x ^= x >> 7;

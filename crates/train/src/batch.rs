@@ -286,3 +286,76 @@ impl Packed {
 fn named(at: &Ref) -> String {
     format!("{}@{}", at.pack, at.offset)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use straw::{Fs, RealFs, Record, SimFs};
+
+    use super::*;
+
+    const SAMPLES: u64 = 40;
+    const RESPONSE: i32 = 3000;
+
+    /// Samples that are longer than a block together, so that some ranks' rows are read as several spans.
+    fn write(store: &Store) -> Ref {
+        let range = |end: i32| (0..end).collect::<Vec<i32>>();
+        let rows = SAMPLES as i32 * RESPONSE;
+        let t = |v: Vec<i64>| Tensor::from_vec(&[v.len() as u64], v).unwrap();
+        let cu = |each: i64| (0..=SAMPLES as i64).map(|i| i * each).collect::<Vec<_>>();
+        let meta = BatchMeta { phase: Phase::Rl, step: 3, samples: SAMPLES };
+        let record = Record::new(serde_json::to_vec(&meta).unwrap())
+            .with("tokens", Tensor::from_vec(&[2 * rows as u64], range(2 * rows)).unwrap())
+            .with("cu_tokens", t(cu(2 * i64::from(RESPONSE))))
+            .with("cu_response", t(cu(i64::from(RESPONSE))))
+            .with(
+                "loss_mask",
+                Tensor::from_vec(&[rows as u64], range(rows).iter().map(|i| u8::from(i % 7 != 0)).collect()).unwrap(),
+            )
+            .with(
+                "rollout_log_probs",
+                Tensor::from_vec(&[rows as u64], range(rows).iter().map(|i| -(*i as f32)).collect()).unwrap(),
+            )
+            .with("versions", t(range(rows).into_iter().map(i64::from).collect()))
+            .with(
+                "advantages",
+                Tensor::from_vec(&[SAMPLES], range(SAMPLES as i32).iter().map(|i| *i as f32).collect()).unwrap(),
+            )
+            .with("rollout_mask_sum", t((0..SAMPLES as i64).collect()));
+        store.writer("test").unwrap().publish("batch", &[record]).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_batch_that_is_read_by_threads_is_the_same_as_one_that_is_not() {
+        let micro_batches = vec![vec![vec![0, 1], vec![17, 39]], vec![vec![2], vec![30, 31, 3]]];
+        let dir = tempfile::tempdir().unwrap();
+        let packed = |fs: Arc<dyn Fs>, path: &std::path::Path| {
+            let store = Store::open(fs, path).unwrap();
+            let order = TrainOrder {
+                phase: Phase::Rl,
+                step: 3,
+                replay: false,
+                batch: write(&store),
+                updates: vec![UpdatePlan { rollouts: 40, loss_tokens: 1, micro_batches: micro_batches.clone() }],
+                version_digests: BTreeMap::new(),
+            };
+            let ranks = micro_batches.iter().enumerate().map(|(rank, mine)| {
+                let batch = Batch::open(&store, &order, rank).unwrap();
+                mine.iter().map(|samples| batch.pack(samples).unwrap()).collect::<Vec<_>>()
+            });
+            (store.is_of_one_host(), ranks.collect::<Vec<_>>())
+        };
+        // Of a simulated volume it is not known what it is, as of any share.
+        let (_, local) = packed(RealFs::new(), dir.path());
+        let (of_one_host, shared) = packed(Arc::new(SimFs::new(1)), std::path::Path::new("/packs"));
+        assert!(!of_one_host, "it is read by threads");
+        assert_eq!(shared, local);
+        let last = &local[1][1];
+        assert_eq!(last.cu_seqlens, [0, 6000, 12000, 18000]);
+        assert_eq!((last.tokens[0], last.tokens[12000]), (30 * 6000, 3 * 6000));
+        assert!(last.advantage.ends_with(&[3.0]) && last.advantage.starts_with(&[30.0]));
+    }
+}
