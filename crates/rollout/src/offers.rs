@@ -31,13 +31,14 @@ impl Offers {
     pub async fn offer(&self, finished: &Finished) -> Answer {
         let mut told = self.push(finished);
         loop {
-            let _turn = self.calling.lock().await;
-            // Whoever had the turn before may have taken this one along.
-            match told.try_recv() {
-                Ok(answer) => return answer,
-                Err(oneshot::error::TryRecvError::Empty) => self.call().await,
-                // Its caller was dropped in the middle of the call. An offer that is repeated is the same offer.
-                Err(oneshot::error::TryRecvError::Closed) => told = self.push(finished),
+            tokio::select! {
+                biased;
+                answer = &mut told => match answer {
+                    Ok(answer) => return answer,
+                    // Whoever made the call was dropped in the middle of it. An offer that is repeated is the same offer.
+                    Err(_) => told = self.push(finished),
+                },
+                _turn = self.calling.lock() => self.call().await,
             }
         }
     }
@@ -57,6 +58,9 @@ impl Offers {
             let count = waiting.len().min(RESULTS_MAX);
             waiting.drain(..count).collect()
         };
+        if offered.is_empty() {
+            return;
+        }
         let (results, tell): (Vec<_>, Vec<_>) = offered.into_iter().unzip();
         let request = CompleteRequest { worker: self.worker.clone(), results };
         let said = crate::session::waits("offering groups");
