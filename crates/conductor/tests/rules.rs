@@ -762,3 +762,50 @@ fn renewals_are_answered_from_memory_and_make_no_record() {
     }
     assert_eq!(world.journal.len(), before);
 }
+
+#[test]
+fn a_pack_that_was_emptied_stays_while_an_order_from_before_may_be_read_in_it() {
+    let mut world = quiet(false, false);
+    world.until(
+        "a step is given to the trainer",
+        |w| matches!(w.state().wire_order(), Some((_, Order::Train(order))) if order.step == 1),
+    );
+    world.hush();
+    let (epoch, done) = (world.state().trainer_epoch, world.state().trainer.as_ref().unwrap().done);
+    let Some((_, Order::Train(given))) = world.state().wire_order() else { panic!("just seen") };
+    let (name, owner) = (given.batch.pack.clone(), "nobody".to_owned());
+    let old = straw::PackInfo { name, owner, bytes: 1 << 30, sealed: true, abandoned: false };
+    let look = |world: &mut World| {
+        world.now += 3_600_000;
+        world.now(|_| Event::PacksFound(vec![old.clone()])).0
+    };
+    let commands = look(&mut world);
+    let records =
+        commands.into_iter().find_map(|c| if let Command::CopyRecords { records } = c { Some(records) } else { None });
+    let moves: Vec<(straw::Ref, straw::Ref)> = records
+        .expect("it is worth it")
+        .into_iter()
+        .map(|from| (from.clone(), straw::Ref { pack: "conductor-9-1".to_owned(), ..from }))
+        .collect();
+    assert!(moves.iter().any(|(from, _)| *from == given.batch));
+    world.now(|_| Event::RecordsCopied(Ok(moves)));
+    // The trainer asks again and is given the new place; but what it was given first it may be reading.
+    assert!(matches!(next(&mut world, epoch, done), Reply::Next(reply)
+        if matches!(&reply.work.as_ref().unwrap().order, Order::Train(order) if order.batch.pack == "conductor-9-1")));
+    for _ in 0..3 {
+        look(&mut world);
+    }
+    assert!(!world.state().queue.retired().contains(&old.name), "the order is at hand");
+    // Another conductor does not know what was given when.
+    world.succeed();
+    world.hush();
+    for _ in 0..3 {
+        look(&mut world);
+    }
+    assert!(!world.state().queue.retired().contains(&old.name), "the order is still at hand");
+    report(&mut world, epoch, done + 1, trained());
+    for _ in 0..3 {
+        look(&mut world);
+    }
+    assert!(world.state().queue.retired().contains(&old.name), "nobody can read there any more");
+}
