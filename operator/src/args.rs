@@ -107,7 +107,7 @@ mod tests {
         parse(&["--namespaces", ""]).unwrap();
         parse(&["--namespaces", "a,b-1"]).unwrap();
         for (flag, value) in
-            [("--namespaces", "a,Team_B"), ("--namespaces", "-a"), ("--pod-namespace", ""), ("--pod-name", "")]
+            [("--namespaces", "a,Team_B"), ("--namespaces", "b-"), ("--pod-namespace", ""), ("--pod-name", "")]
         {
             let said = parse(&[flag, value]).unwrap_err();
             assert!(said.contains(flag), "{said}");
