@@ -1,5 +1,7 @@
 //! Every way of not reaching a cluster is told with what to do about it, and within seconds.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs,
     io::{Read, Write},

@@ -780,8 +780,9 @@ fn a_pack_that_was_emptied_stays_while_an_order_from_before_may_be_read_in_it() 
         world.now(|_| Event::PacksFound(vec![old.clone()])).0
     };
     let commands = look(&mut world);
-    let records =
-        commands.into_iter().find_map(|c| if let Command::CopyRecords { records } = c { Some(records) } else { None });
+    let records = commands
+        .into_iter()
+        .find_map(|c| if let Command::CopyRecords { records, .. } = c { Some(records) } else { None });
     let moves: Vec<(straw::Ref, straw::Ref)> = records
         .expect("it is worth it")
         .into_iter()
