@@ -87,7 +87,9 @@ fn namespace(text: &str) -> Result<String, String> {
 fn own_namespace(text: &str) -> Result<String, String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if text.is_empty() || text.len() > 63 || !text.chars().all(inner) || text.starts_with('-') || text.ends_with('-') {
-        return Err("a namespace has 1 to 63 lower-case letters, digits and '-', and ends in no '-'".into());
+        return Err(
+            "a namespace has 1 to 63 lower-case letters, digits and '-', and begins and ends with no '-'".into()
+        );
     }
     Ok(text.into())
 }
