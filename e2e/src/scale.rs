@@ -140,7 +140,9 @@ async fn deaths(client: &Client, runs: usize) -> anyhow::Result<()> {
         let mut whole = 0;
         for n in 0..dying {
             let jobs: Api<RLJob> = Api::namespaced(client.clone(), &format!("scale-{}", n % NAMESPACES));
-            whole += usize::from(run::ready_attempt(&jobs.get(&format!("run-{n}")).await?) == Some(2));
+            whole += usize::from(
+                run::ready_attempt(&jobs.get(&format!("run-{n}")).await?).is_some_and(|attempt| attempt >= 2),
+            );
         }
         if whole == dying {
             return Ok(());
