@@ -65,14 +65,7 @@ fn a_run_with_a_death_learns_exactly_what_a_run_without_learns() {
     let mut struck = LocalRun::start(&manifest, &[], &[("THRESH_FAULTS", "kill:rank=0,step=6,point=optimizer")]);
     assert_eq!(struck.wait(), 0, "{}", struck.report());
     assert!(struck.steps().iter().any(|record| record.attempt == 2), "it really died");
-    for (a, b) in quiet.steps().iter().zip(struck.steps().iter()) {
-        assert_eq!(
-            (a.step, a.reward, a.train.loss, a.train.grad_norm),
-            (b.step, b.reward, b.train.loss, b.train.grad_norm)
-        );
-    }
-    let export = |run: &LocalRun| std::fs::read(run.run_dir().unwrap().join("export/model.safetensors")).unwrap();
-    assert!(export(&quiet) == export(&struck), "to the last bit");
+    assert_learnt_alike(&quiet, &struck);
 }
 
 #[test]
@@ -103,6 +96,18 @@ fn a_whole_machine_that_dies_goes_on_when_it_is_back() {
     assert_eq!(run.wait(), 0, "{}", run.report());
     assert_eq!(run.steps().len(), 40);
     assert_journal_is_sound(&run);
+}
+
+/// Both learnt the same in each step, and their weights are the same bits.
+pub fn assert_learnt_alike(quiet: &LocalRun, struck: &LocalRun) {
+    for (a, b) in quiet.steps().iter().zip(struck.steps().iter()) {
+        assert_eq!(
+            (a.step, a.reward, a.train.loss, a.train.grad_norm),
+            (b.step, b.reward, b.train.loss, b.train.grad_norm)
+        );
+    }
+    let export = |run: &LocalRun| std::fs::read(run.run_dir().unwrap().join("export/model.safetensors")).unwrap();
+    assert!(export(quiet) == export(struck), "to the last bit");
 }
 
 /// Each accepted group in exactly one batch, each batch once in the committed lineage, versions only rise.

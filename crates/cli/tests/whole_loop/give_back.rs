@@ -5,7 +5,7 @@ use conductor::Record;
 use straw::RealFs;
 
 use crate::{
-    deaths::assert_journal_is_sound,
+    deaths::{assert_journal_is_sound, assert_learnt_alike},
     local_run::{LocalRun, quickstart_manifest},
 };
 
@@ -38,14 +38,7 @@ fn a_run_whose_packs_are_emptied_under_a_dying_conductor_learns_exactly_what_a_q
     let conductors = all.iter().filter(|record| matches!(record, Record::Opened { .. })).count();
     assert!(moved >= 1 && conductors >= 4, "{moved} moves by {conductors} conductors");
     assert_journal_is_sound(&struck);
-    for (a, b) in quiet.steps().iter().zip(struck.steps().iter()) {
-        assert_eq!(
-            (a.step, a.reward, a.train.loss, a.train.grad_norm),
-            (b.step, b.reward, b.train.loss, b.train.grad_norm)
-        );
-    }
-    let export = |run: &LocalRun| std::fs::read(run.run_dir().unwrap().join("export/model.safetensors")).unwrap();
-    assert!(export(&quiet) == export(&struck), "to the last bit");
+    assert_learnt_alike(&quiet, &struck);
 }
 
 #[test]
