@@ -32,7 +32,14 @@ mod spell;
 mod uninstall;
 mod watches;
 
+use anyhow::Context as _;
 use clap::Parser;
+
+/// The API server of this pod's account, or of the kubeconfig.
+async fn api_server() -> anyhow::Result<kube::Client> {
+    let found = kube::Client::try_default().await;
+    found.context("no way to the API server; fix: set KUBECONFIG, or run in a pod with a service account")
+}
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use crate::{
-    args,
+    api_server, args,
     cache::Cache,
     context::{AllRequests, Caches, Context, Guarded, Memory, Stores},
     events::Events,
@@ -76,7 +76,7 @@ pub async fn run(args: args::Run) -> anyhow::Result<()> {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     let server = tokio::spawn(control::server::serve(listener, health.router(), ended(stopped.clone())));
-    let client = Client::try_default().await.context("no way to the API server")?;
+    let client = api_server().await?;
     let mut tasks = JoinSet::new();
     let namespaces: Vec<Option<String>> = match args.namespaces.iter().filter(|n| !n.is_empty()).collect::<Vec<_>>() {
         none if none.is_empty() => vec![None],

@@ -13,7 +13,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::{args, kind::Kind};
+use crate::{api_server, args, kind::Kind};
 
 /// How long the operator's pods may take to end.
 const PODS: Duration = Duration::from_secs(120);
@@ -23,7 +23,7 @@ const PODS: Duration = Duration::from_secs(120);
 /// # Errors
 /// When the API server refuses, or the pods do not end.
 pub async fn uninstall(args: args::Uninstall) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("no way to the API server")?;
+    let client = api_server().await?;
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), &args.pod_namespace);
     if let Some(deployment) = deployments.get_opt(&args.deployment).await.context("read the operator's Deployment")? {
         let none = Patch::Merge(json!({ "spec": { "replicas": 0 } }));
