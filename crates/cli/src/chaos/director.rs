@@ -2,7 +2,6 @@
 //! armed.
 
 use std::{
-    collections::VecDeque,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -29,14 +28,10 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(4);
 /// An armed death that has not come after so many steps is replaced by a signal.
 const STEPS_UNTIL_REPLACED: u64 = 24;
-/// The run is made longer when it is so many steps from its end, and those that it makes in [`MARGIN`] at its present pace,
-const MARGIN_STEPS: u64 = 8;
-/// the time an edit takes at most until the conductor goes by it,
-const MARGIN: Duration = Duration::from_secs(3);
-/// by so much beyond that.
-const MORE_STEPS: u64 = 16;
-/// No step is taken for quicker than this.
-const QUICKEST_STEP: Duration = Duration::from_millis(20);
+/// While kills are left the run has no end in sight: however quick its steps and slow this machine, none comes too late.
+pub const WITHOUT_END: u64 = 1_000_000;
+/// Steps that are left when the last kill has been played, so that the run shows that it goes on.
+const LAST_STEPS: u64 = 8;
 /// Enough of a log to find the last words of a life in.
 const TAIL_LINES: usize = 400;
 /// What a trainer and a conductor log when a fault strikes them, and what a conductor logs before.
@@ -104,9 +99,9 @@ struct Replicas {
 pub struct Manifest {
     /// Where the run watches it.
     pub path: PathBuf,
-    /// What it says.
+    /// What it says, but for its number of steps, which is [`WITHOUT_END`] there while kills are left.
     pub text: String,
-    /// Of it.
+    /// Of the text.
     pub total_steps: u64,
 }
 
@@ -120,8 +115,8 @@ pub struct Director {
     conductor_pod: String,
     orders: mpsc::Sender<Command>,
     progress: Option<Progress>,
-    /// When the last steps were finished, as far back as [`MARGIN`].
-    pace: VecDeque<Instant>,
+    /// The run has been given its end.
+    bounded: bool,
     trainer: Trainer,
     conductor: Conductor,
     engines: Replicas,
@@ -147,7 +142,7 @@ impl Director {
             conductor_pod: format!("{}-0", plan::build::conductor_name(name)),
             orders,
             progress: None,
-            pace: VecDeque::new(),
+            bounded: false,
             trainer: Trainer::default(),
             conductor: Conductor { epoch: 1, ..Conductor::default() },
             engines: Replicas::default(),
@@ -178,7 +173,6 @@ impl Director {
                 self.progress = Some((**progress).clone());
             }
             Update::Step(_) => {
-                self.pace.push_back(Instant::now());
                 let lanes = [&mut self.trainer.steps, &mut self.conductor.steps];
                 for steps in lanes.into_iter().chain([&mut self.engines.steps, &mut self.workers.steps]) {
                     *steps += 1;
@@ -294,7 +288,7 @@ impl Director {
     /// Does what is due. The run must be driven meanwhile.
     pub async fn act(&mut self) -> Result<()> {
         let Some(progress) = self.progress.clone() else { return Ok(()) };
-        self.lengthen(&progress)?;
+        self.bound(&progress)?;
         let trainer = self.trainer_strike(&progress);
         let conductor = self.conductor_strike(&progress);
         let engine = Self::replica_strike(&self.engines, &self.schedule.engines);
@@ -369,24 +363,17 @@ impl Director {
         pods.await.ok()
     }
 
-    /// More steps, while kills are left and the end is near.
-    fn lengthen(&mut self, progress: &Progress) -> Result<()> {
-        while self.pace.front().is_some_and(|step| step.elapsed() > MARGIN) {
-            self.pace.pop_front();
-        }
-        let margin = MARGIN_STEPS + pace(self.pace.len(), self.pace.front().map_or(MARGIN, Instant::elapsed));
-        let total = self.manifest.total_steps;
-        if self.played() >= self.kills || progress.step + margin < total {
+    /// Gives the run its end once all kills have been played: the manifest's own, or a few steps from here.
+    fn bound(&mut self, progress: &Progress) -> Result<()> {
+        if self.bounded || self.played() < self.kills {
             return Ok(());
         }
-        let total = progress.step + margin + MORE_STEPS;
+        let total = self.manifest.total_steps.max(progress.step + LAST_STEPS);
         if let Some(text) = manifest::with_total_steps(&self.manifest.text, total) {
             local::folder::replace(&self.manifest.path, text.as_bytes())?;
-            self.manifest.text = text;
-            self.manifest.total_steps = total;
-            let left = self.kills - self.played();
-            self.note(format!("totalSteps is raised to {total}: {left} kills are left"));
+            self.note(format!("all kills are played: the run ends with step {total}"));
         }
+        self.bounded = true;
         Ok(())
     }
 
@@ -398,14 +385,6 @@ impl Director {
     fn note(&mut self, text: String) {
         self.events.push(Event::now(false, "Chaos", text));
     }
-}
-
-/// Steps that are made in [`MARGIN`], judged by those made since the first of them. A run that has only begun to make them may
-/// be at its end before so much time has passed.
-fn pace(steps: usize, since_first: Duration) -> u64 {
-    let between = since_first.div_f64(steps.saturating_sub(1).max(1) as f64).max(QUICKEST_STEP);
-    let ahead = MARGIN.div_duration_f64(between) as u64;
-    if steps > 1 { ahead.max(steps as u64) } else { steps as u64 }
 }
 
 /// Whether a conductor's log says that a fault struck it in this epoch.
@@ -426,15 +405,6 @@ fn during(progress: &Progress, company: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_run_whose_first_steps_are_quick_is_made_longer_before_it_is_over() {
-        assert_eq!(pace(0, MARGIN), 0);
-        assert_eq!(pace(1, Duration::from_millis(1)), 1, "one step is no pace");
-        assert_eq!(pace(3, Duration::from_millis(200)), 30);
-        assert_eq!(pace(45, MARGIN), 45, "in the long run it is what was made");
-        assert_eq!(pace(2, Duration::ZERO), 150);
-    }
 
     #[test]
     fn a_death_is_counted_for_the_reign_whose_log_it_ends() {

@@ -6,7 +6,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use api::Problem;
 use local::{
     folder,
     node::seeds_beside,
@@ -20,7 +21,7 @@ use crate::{
     FAILED, STOPPED, WRONG,
     args::{Chaos, Output},
     chaos::{
-        director::{Director, Manifest},
+        director::{Director, Manifest, WITHOUT_END},
         manifest,
         schedule::Schedule,
         verdict::Verdict,
@@ -80,7 +81,7 @@ enum Prepared {
     Held(PathBuf),
 }
 
-/// The manifest is checked where it lies, then played from a copy, so that its number of steps can be edited.
+/// The manifest is checked where it lies, then played from a copy, whose number of steps is raised until all kills are played.
 fn prepare(args: &Chaos, state: PathBuf) -> Result<Prepared, Refused> {
     if state.join("objects").exists() {
         return Ok(Prepared::Held(state));
@@ -89,22 +90,29 @@ fn prepare(args: &Chaos, state: PathBuf) -> Result<Prepared, Refused> {
     local::mount::Claims::new(given.clone(), None)?;
     let volumes = Volumes { given, seeds: seeds_beside(&args.file), state };
     let binaries = Binaries::beside_this_one()?;
-    let text = preflight::check_file(&args.file, &volumes, &binaries)?.text;
+    let given = preflight::check_file(&args.file, &volumes, &binaries)?;
+    let total_steps = given.job().map_or(0, |job| job.spec.total_steps);
+    let text = manifest::with_total_steps(&given.text, WITHOUT_END).ok_or_else(|| Refused::Manifest(vec![inline()]))?;
     drop(folder::Folder::open(&volumes.state)?);
     let path = volumes.state.join("chaos.yaml");
     folder::replace(&path, text.as_bytes())?;
     let checked = preflight::check_file(&path, &volumes, &binaries)?;
-    let total_steps = checked.job().map_or(0, |job| job.spec.total_steps);
     let setup =
         Setup { checked, volumes, binaries, nodes: 1, settings: plan::Settings::laptop(), env: BTreeMap::new() };
     Ok(Prepared::Good(Box::new(setup), Manifest { path, text, total_steps }))
 }
 
+fn inline() -> Problem {
+    Problem::new(
+        "spec.totalSteps",
+        "it has no line of its own",
+        "chaos raises it until all kills are played",
+        "write `totalSteps: N` on a line of its own",
+    )
+}
+
 async fn drive(mut setup: Setup, schedule: Schedule, played: Manifest, args: &Chaos) -> Result<u8> {
     let state = setup.volumes.state.clone();
-    if manifest::with_total_steps(&played.text, 1).is_none() {
-        bail!("{}: spec.totalSteps is missing; it may have to grow until all kills are played", args.file.display());
-    }
     setup.env = environment(&schedule);
     let name = setup.checked.job().and_then(|job| job.metadata.name.clone()).context("the manifest has no RLJob")?;
     let (orders, commands) = mpsc::channel(16);
