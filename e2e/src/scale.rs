@@ -289,7 +289,8 @@ async fn clean_namespaces(client: &Client) -> anyhow::Result<()> {
 
 type Held = Arc<Mutex<HashMap<String, u64>>>;
 
-/// A run in the middle of its steps, with everybody well.
+/// A run in the middle of its steps, with everybody well. No attempt has claimed: they are numbered from 1, and a second one is
+/// one that follows a death.
 async fn answer_for_conductors() -> anyhow::Result<impl Future<Output = ()>> {
     let held: Held = Arc::default();
     let routes =
@@ -323,7 +324,6 @@ async fn progress(State(held): State<Held>, headers: HeaderMap) -> Json<Progress
         total_steps: 100_000,
         weight_version: 8,
         commits: 3,
-        attempt: 1,
         engines: (0..3).map(engine).collect(),
         ..Progress::default()
     })

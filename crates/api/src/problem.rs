@@ -21,6 +21,9 @@ pub struct Problem {
     pub document: usize,
     /// Path of the field from the object's root, `spec.trainer.parallelism`; empty for the whole document.
     pub path: String,
+    /// Of a name that is not known: the path of the field that was probably meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meant: Option<String>,
     /// What is wrong, with the values.
     pub message: String,
     /// The rule that was broken. For a rule the API server checks too, exactly its message.
@@ -42,6 +45,7 @@ impl Problem {
             line: None,
             document: 0,
             path: path.into(),
+            meant: None,
             message: message.into(),
             rule: rule.into(),
             fix: fix.into(),

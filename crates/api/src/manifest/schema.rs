@@ -104,6 +104,9 @@ fn object(map: &mut Map<String, Value>, schema: &Value, path: &str, problems: &m
         || schema.get("additionalProperties").and_then(Value::as_bool) == Some(true)
         // `metadata: {type: object}` in a CRD: checked on its own.
         || (known.is_empty() && rest.is_none());
+    let required: Vec<&str> =
+        schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut missing: Vec<&str> = required.into_iter().filter(|key| !map.contains_key(*key)).collect();
     let mut unknown = Vec::new();
     for (key, v) in map.iter_mut() {
         let at = join(path, key);
@@ -112,43 +115,39 @@ fn object(map: &mut Map<String, Value>, schema: &Value, path: &str, problems: &m
         } else if let Some(s) = rest {
             check_against(v, s, &at, problems);
         } else if !any {
-            problems.push(unknown_field(&at, key, known, map_keys(known)));
+            let problem = unknown_field(path, key, known, nearest(key, missing.iter().copied()));
+            // One slip of the pen is one problem.
+            missing.retain(|name| problem.meant.as_deref() != Some(&join(path, name)));
+            problems.push(problem);
             unknown.push(key.clone());
         }
     }
     for key in unknown {
         map.remove(&key);
     }
-    for key in schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
-        if !map.contains_key(key) {
-            let about = known.get(key).map(describe).unwrap_or_default();
-            problems.push(Problem::new(
-                join(path, key),
-                "is required",
-                "required",
-                format!("set {}{about}", join(path, key)),
-            ));
-        }
+    for key in missing {
+        let about = known.get(key).map(describe).unwrap_or_default();
+        let fix = format!("set {}{about}", join(path, key));
+        problems.push(Problem::new(join(path, key), "is required", "required", fix));
     }
 }
 
-fn map_keys(known: &Map<String, Value>) -> Vec<&str> {
-    let mut keys: Vec<&str> = known.keys().map(String::as_str).collect();
-    keys.sort_unstable();
-    keys
-}
-
-fn unknown_field(at: &str, key: &str, known: &Map<String, Value>, names: Vec<&str>) -> Problem {
+/// `required` is a field that is missing and has nearly this name.
+fn unknown_field(path: &str, key: &str, known: &Map<String, Value>, required: Option<&str>) -> Problem {
+    let mut names: Vec<&str> = known.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    let mut meant = None;
     let fix = if let Some((_, what)) = PLANNED.iter().find(|(name, _)| *name == key && !known.contains_key(*name)) {
         format!("remove it: {what} is not supported yet")
-    } else if let Some(near) = nearest(key, names.iter().copied()) {
+    } else if let Some(near) = required.or_else(|| nearest(key, names.iter().copied())) {
+        meant = Some(join(path, near));
         format!("did you mean `{near}`?")
     } else if names.len() <= 16 {
         format!("the fields here are {}", names.join(", "))
     } else {
         "remove it".to_owned()
     };
-    Problem::new(at, "unknown field", "known field", fix)
+    Problem { meant, ..Problem::new(join(path, key), "unknown field", "known field", fix) }
 }
 
 fn array(list: &mut [Value], schema: &Value, path: &str, problems: &mut Vec<Problem>) {

@@ -14,7 +14,10 @@ use super::{validate, validate_pool, validate_serving};
 pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Problem>> {
     let (objects, mut problems) = parse(text, file);
     let mut seen: BTreeMap<(&str, &str), ()> = BTreeMap::new();
-    let mut read: Vec<(usize, String)> = problems.iter().map(|p| (p.document, p.path.clone())).collect();
+    let mut read: Vec<(usize, String)> = problems
+        .iter()
+        .flat_map(|p| [Some(&p.path), p.meant.as_ref()].into_iter().flatten().map(|path| (p.document, path.clone())))
+        .collect();
     read.retain(|(_, path)| !path.is_empty());
     for object in &objects {
         let name = object.kind.object_name();
@@ -46,15 +49,17 @@ pub fn check(text: &str, file: &str, old: &[Kind]) -> Result<Vec<Object>, Vec<Pr
 }
 
 /// Fields a rule looks at beyond its own path.
-const LOOKS_AT: [(&str, &[&str]); 9] = [
+const LOOKS_AT: [(&str, &[&str]); 11] = [
     ("spec.trainer.parallelism", &["spec.trainer.nodes", "spec.trainer.accelerator"]),
     ("spec.trainer.failurePolicy.maxDelaySeconds", &["spec.trainer.failurePolicy.baseDelaySeconds"]),
     ("spec.batch", &["spec.sampling", "spec.trainer"]),
     ("spec.model", &["spec.storage"]),
     ("spec.warmStart", &["spec.data.evalPath"]),
+    ("spec.warmStart.checkEverySteps", &["spec.warmStart.maxSteps"]),
     ("spec.resumeFrom", &["spec.warmStart"]),
     ("spec.totalSteps", &["spec.resumeFrom"]),
     ("spec.eval", &["spec.data.evalPath"]),
+    ("spec.rollout.template.spec.replicas", &["spec.rollout.template.spec.placement"]),
     ("spec.maxStaleness", &["spec.mode"]),
 ];
 
