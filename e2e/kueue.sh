@@ -17,6 +17,12 @@ up() {
     --set controllerManager.manager.image.pullPolicy=Never,controllerManager.manager.resources.requests.cpu=10m \
     --set controllerManager.manager.podSecurityContext.runAsUser=65532 \
     --wait --timeout 180s > /dev/null
+  # Its pod is ready before every node's rules lead to it, and until then each Deployment and Job is refused.
+  local until=$((SECONDS + 60))
+  until kubectl create deployment asked --image=none --dry-run=server > /dev/null 2> "$work/refused"; do
+    ((SECONDS < until)) || { echo "kueue: its webhooks do not answer after 60 s: $(cat "$work/refused")" >&2; return 1; }
+    sleep 0.5
+  done
   echo "kueue: $(helm list --namespace $namespace --output json | jq -r '.[0].chart') is there"
 }
 

@@ -32,6 +32,8 @@ mod spell;
 mod uninstall;
 mod watches;
 
+use std::process::ExitCode;
+
 use anyhow::Context as _;
 use clap::Parser;
 
@@ -42,10 +44,18 @@ async fn api_server() -> anyhow::Result<kube::Client> {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
+    let command = args::Cli::parse().command;
     control::log::init_but(Some("kube_runtime"));
-    match args::Cli::parse().command {
+    let ended = match command {
         args::Command::Run(args) => run::run(args).await,
         args::Command::Uninstall(args) => uninstall::uninstall(args).await,
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", control::log::said_once(&*error));
+            ExitCode::FAILURE
+        }
     }
 }

@@ -38,11 +38,20 @@ fn find_in(runs: &Path, run: Option<&str>) -> Result<PathBuf> {
         }
         (None, _) => bail!("several runs under {}: {}\n  fix: name one", runs.display(), names.join(", ")),
         (Some(run), []) => bail!(
-            "{run}: no state folder of a run, and none under {}\n  fix: name the folder that --state named, or start a run with \
-             `thresh run FILE`",
+            "{run}: {}, and none under {}\n  fix: name the folder that --state named, or start a run with `thresh run FILE`",
+            instead(run),
             runs.display()
         ),
-        (Some(run), _) => bail!("{run}: no state folder of a run\n  fix: use one of {}", names.join(", ")),
+        (Some(run), _) => bail!("{run}: {}\n  fix: use one of {}", instead(run), names.join(", ")),
+    }
+}
+
+/// What was named that is no run.
+fn instead(run: &str) -> &'static str {
+    match Path::new(run) {
+        path if path.is_dir() => "this folder holds no run (there is no objects/ in it)",
+        path if path.exists() => "a file, where the state folder of a run is wanted",
+        _ => "no such folder, nor a run of this name",
     }
 }
 
@@ -108,7 +117,10 @@ mod tests {
         assert_eq!(find_in(&runs, Some("b")).unwrap(), runs.join("b"));
         let by_path = runs.join("a").display().to_string();
         assert_eq!(find_in(&runs, Some(&by_path)).unwrap(), runs.join("a"));
-        assert!(find_in(&runs, Some("c")).unwrap_err().to_string().contains("use one of a, b"));
+        let absent = find_in(&runs, Some("c")).unwrap_err().to_string();
+        assert!(absent.contains("c: no such folder") && absent.contains("use one of a, b"), "{absent}");
+        let other = find_in(&runs, Some(&runs.display().to_string())).unwrap_err().to_string();
+        assert!(other.contains("this folder holds no run") && other.contains("use one of a, b"), "{other}");
     }
 
     #[test]

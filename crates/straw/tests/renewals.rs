@@ -1,12 +1,11 @@
 //! Heartbeats: ten thousand leases are renewed in memory alone.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::time::{ClockId, clock_gettime};
 use straw::fs::Fs;
 use straw::queue::{Lease, LeaseTerms, NewTask, Refused, TaskId};
 use straw::{Coordinator, SimFs};
@@ -16,11 +15,6 @@ const LEASES: u64 = 10_000;
 const WORKERS: u64 = 100;
 const EVERY_MS: u64 = 10_000;
 const TERMS: LeaseTerms = LeaseTerms { duration_ms: 3 * EVERY_MS, per_worker_max: 4096 };
-
-fn cpu_seconds() -> f64 {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
-}
 
 #[test]
 fn ten_thousand_leases_are_renewed_without_touching_the_volume() {
@@ -42,7 +36,7 @@ fn ten_thousand_leases_are_renewed_without_touching_the_volume() {
     assert!(held.iter().all(|leases| leases.len() == each));
 
     let before = operations.load(Ordering::SeqCst);
-    let (rounds, cpu) = (30, cpu_seconds());
+    let rounds = 30;
     for round in 1..=rounds {
         let now_ms = round * EVERY_MS;
         for leases in &held {
@@ -55,10 +49,7 @@ fn ten_thousand_leases_are_renewed_without_touching_the_volume() {
         }
         assert!(coordinator.lease(|queue| queue.lapsed(now_ms)).unwrap().is_empty());
     }
-    let share = (cpu_seconds() - cpu) / (rounds as f64 * EVERY_MS as f64 / 1e3);
-    println!("{LEASES} leases every {EVERY_MS} ms: {:.4} % of one core", share * 100.0);
     assert_eq!(operations.load(Ordering::SeqCst), before, "a heartbeat is in memory only");
-    assert!(share < 0.05, "{share} of a core");
 
     // Those that are not renewed end, together with their worker.
     let last = rounds * EVERY_MS + TERMS.duration_ms;
