@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use straw::queue::{BatchId, Completion, Lease, LeaseTerms, NewTask, Op, Refused, TaskId};
-use straw::{Archive, Collector, Coordinator, Error, Member, Queue, RealFs, Ref, Store, Writer, compact};
+use straw::{Archive, Collector, Coordinator, Error, Member, Queue, RealFs, Ref, Store, Tensor, Writer, compact};
 
-use crate::{record, store};
+use crate::{record, sheet, sheet_of, sheet_row, store};
 
 /// A child whose parent is gone ends.
 const LIFE: Duration = Duration::from_secs(60);
@@ -142,6 +142,7 @@ impl Child {
             self.batch(&writer);
             match turn % 12 {
                 1 | 7 => self.collect(&mut collector, &member),
+                2 => self.write_on(&writer),
                 3 => self.compact(&writer),
                 4 => {
                     self.coordinator.snapshot().unwrap();
@@ -190,6 +191,40 @@ impl Child {
             match self.coordinator.commit(|queue| Ok((vec![queue.batch_ready(batch, &payload)?], ()))) {
                 Ok(()) => return,
                 // Going back made it anew, and what it was before was collected.
+                Err(Error::Refused(Refused::PackRetired(pack))) => writer.retired(&pack),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The next version of the sheet takes the place of the one there is.
+    fn write_on(&self, writer: &Writer) {
+        let there = self.commit(|queue| {
+            let sheet = |(owner, refs): (&str, &[Ref])| Some((owner.to_owned(), sheet_of(owner)?, refs[0].clone()));
+            Ok((vec![], queue.owners().find_map(sheet)))
+        });
+        let version = there.as_ref().map_or(0, |(_, version, _)| version + 1);
+        let submission = format!("sheet-{version}-of-{}", self.epoch);
+        say(&format!("writing-on {version}"));
+        loop {
+            let refs = match &there {
+                None => writer.publish(&submission, &[sheet(0)]).unwrap(),
+                Some((_, _, base)) => {
+                    let (row, value) = (sheet_row(version), Tensor::from_vec(&[1], vec![version]).unwrap());
+                    let mut update = self.store.update(base).unwrap();
+                    update.set_rows("values", row..row + 1, &value).unwrap();
+                    assert!(update.shared_and_new().0 > 0, "two blocks of three are as they were");
+                    writer.publish_updates(&submission, &[update]).unwrap()
+                }
+            };
+            let held = self.coordinator.commit(|queue| {
+                let retain = queue.retain(&format!("sheet-{version:08}"), &refs)?;
+                let release = there.as_ref().and_then(|(owner, ..)| queue.release_owner(owner));
+                Ok(([retain].into_iter().chain(release).collect(), ()))
+            });
+            match held {
+                Ok(()) => return say(&format!("wrote-on {version}")),
+                // Written before it went back, and collected since.
                 Err(Error::Refused(Refused::PackRetired(pack))) => writer.retired(&pack),
                 Err(error) => panic!("{error}"),
             }

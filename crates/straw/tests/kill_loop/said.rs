@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use straw::queue::{FORKED, TaskId};
-use straw::{Archive, Coordinator, Error, Fs, Queue, RealFs, Store};
+use straw::{Archive, Coordinator, Error, Fs, Queue, RealFs, Ref, Store};
 
-use crate::{forks, record, store};
+use crate::{forks, record, sheet, sheet_of, store};
 
 /// What was acknowledged of the run's queue and not taken back since.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +17,7 @@ struct Acknowledged {
     /// Batches below this are consumed.
     consumed: u64,
     archives: BTreeSet<String>,
+    sheet: Option<u64>,
 }
 
 /// A result that was published and perhaps never accepted.
@@ -31,6 +32,7 @@ pub struct Said {
     submitting: BTreeSet<u64>,
     completing: BTreeSet<(u64, String)>,
     consuming: u64,
+    writing_on: u64,
     acknowledged: Acknowledged,
     /// What had been acknowledged when a checkpoint was begun.
     at: BTreeMap<String, Acknowledged>,
@@ -62,6 +64,7 @@ impl Said {
             "retired",
             "freed",
             "moved",
+            "wrote-on",
             "snapshot",
             "checkpoint",
             "went-back",
@@ -92,6 +95,8 @@ impl Said {
             }
             "consuming" => self.consuming = self.consuming.max(number(1) + 1),
             "consumed" => self.acknowledged.consumed = self.acknowledged.consumed.max(number(1) + 1),
+            "writing-on" => self.writing_on = self.writing_on.max(number(1)),
+            "wrote-on" => self.acknowledged.sheet = Some(number(1)),
             "retired" => drop(self.retired.insert(word(1))),
             "checkpointing" => drop(self.at.insert(word(1), self.acknowledged.clone())),
             "checkpoint" => {
@@ -170,7 +175,18 @@ impl Said {
 
     fn check_bytes(&self, queue: &Queue, store: &Store) {
         check_refs(queue, store);
-        for (owner, refs) in queue.owners().filter(|(owner, _)| !Archive::is_owner(owner)) {
+        let sheets: Vec<(u64, &Ref)> = queue.owners().filter_map(|(o, refs)| Some((sheet_of(o)?, &refs[0]))).collect();
+        assert!(sheets.len() <= 1 && sheets.first().map(|(n, _)| *n) >= self.acknowledged.sheet, "{sheets:?}");
+        for (version, reference) in sheets {
+            assert!(version <= self.writing_on, "sheet {version} comes from nowhere");
+            assert_eq!(
+                store.read(reference).unwrap(),
+                sheet(version),
+                "sheet {version}, wherever its blocks were moved"
+            );
+        }
+        let of_tasks = |owner: &str| !Archive::is_owner(owner) && sheet_of(owner).is_none();
+        for (owner, refs) in queue.owners().filter(|(owner, _)| of_tasks(owner)) {
             let task: u64 = owner.strip_prefix("keep-").unwrap().parse().unwrap();
             assert_eq!(store.read(&refs[0]).unwrap(), record(task), "{owner}, wherever it was moved");
         }
