@@ -70,7 +70,9 @@ pub fn command(look: &OneLook) -> String {
     let file = &look.file;
     let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let state = absolute(&look.state);
-    let mut words = vec!["thresh run".to_owned(), quoted(&file.manifest)];
+    // Without its status file nobody knows which it was.
+    let manifest = if file.manifest.as_os_str().is_empty() { "FILE".to_owned() } else { quoted(&file.manifest) };
+    let mut words = vec!["thresh run".to_owned(), manifest];
     if absolute(&PathBuf::from("runs").join(&file.name)) != state {
         words.push(format!("--state {}", quoted(&state)));
     }
@@ -177,6 +179,8 @@ mod tests {
         let mut usual = look(&plain, None);
         usual.state = "runs/r".into();
         assert_eq!(command(&usual), "thresh run /m/rljob.yaml");
+        usual.file.manifest = PathBuf::new();
+        assert_eq!(command(&usual), "thresh run FILE");
     }
 
     #[test]

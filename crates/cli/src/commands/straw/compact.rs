@@ -92,7 +92,16 @@ fn asked(args: &StrawCompact) -> Result<Option<CompactReply>> {
     match answer {
         None => Ok(None),
         Some(Ok(reply)) => Ok(Some(reply)),
-        Some(Err(error)) => Err(error).context("the conductor of the run lives and was asked"),
+        Some(Err(error)) => match &args.conductor {
+            Some(_) => bail!(
+                "--conductor: {error}\n  \
+                 fix: name http://IP:7070 with the IP of the pod NAME-conductor-0, and its token in THRESH_TOKEN"
+            ),
+            None => bail!(
+                "the run lives, and its conductor was asked: {error}\n  fix: try again; `thresh why {}` says what it waits for",
+                args.folder.folder.display()
+            ),
+        },
     }
 }
 
