@@ -2,9 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Parser, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 use glance::LogsOf;
 pub use glance::Output;
+
+use crate::find_run::folder_or_name;
 
 /// Trains language models by reinforcement learning, on this machine: an RLJob's parts run as processes.
 ///
@@ -225,7 +230,8 @@ pub struct StrawCompact {
     /// is only said.
     #[arg(long)]
     pub yes: bool,
-    /// Where the conductor of a run that is not of this machine answers; its token is in THRESH_TOKEN.
+    /// Where the conductor of a run that is not of this machine answers: `http://IP:7070` with the IP of the pod
+    /// NAME-conductor-0. Its token (Secret NAME-token) is taken from THRESH_TOKEN.
     #[arg(long, value_name = "URL", requires = "yes")]
     pub conductor: Option<String>,
 }
@@ -247,7 +253,8 @@ pub struct StrawTop {
 /// Which store.
 #[derive(Debug, clap::Args)]
 pub struct StrawFolder {
-    /// The run's folder on its volume (with `packs` and `journal` in it), or a state folder.
+    /// The run's folder on its volume (with `packs` and `journal` in it), a state folder, or the name of a run under `./runs`.
+    #[arg(value_parser = PathBufValueParser::new().map(folder_or_name))]
     pub folder: PathBuf,
     /// `json` for machines.
     #[arg(short, long, value_enum, default_value_t = Output::Human)]
@@ -264,7 +271,8 @@ pub enum Hf {
 /// `thresh hf export`
 #[derive(Debug, clap::Args)]
 pub struct HfExport {
-    /// State folder of a run, or a folder of tiles.
+    /// State folder of a run, name of a run under `./runs`, or a folder of tiles.
+    #[arg(value_parser = PathBufValueParser::new().map(folder_or_name))]
     pub folder: PathBuf,
     /// Folder to write; must not exist.
     #[arg(long, value_name = "DIR")]

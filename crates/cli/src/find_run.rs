@@ -46,6 +46,16 @@ fn find_in(runs: &Path, run: Option<&str>) -> Result<PathBuf> {
     }
 }
 
+/// The folder of that name, or else the state folder of the run of that name under `./runs`.
+pub fn folder_or_name(named: PathBuf) -> PathBuf {
+    folder_or_name_in(Path::new("runs"), named)
+}
+
+fn folder_or_name_in(runs: &Path, named: PathBuf) -> PathBuf {
+    let run = runs.join(&named);
+    if !named.exists() && is_state(&run) { run } else { named }
+}
+
 /// What was named that is no run.
 fn instead(run: &str) -> &'static str {
     match Path::new(run) {
@@ -121,6 +131,16 @@ mod tests {
         assert!(absent.contains("c: no such folder") && absent.contains("use one of a, b"), "{absent}");
         let other = find_in(&runs, Some(&runs.display().to_string())).unwrap_err().to_string();
         assert!(other.contains("this folder holds no run") && other.contains("use one of a, b"), "{other}");
+    }
+
+    #[test]
+    fn a_store_is_named_by_its_folder_or_by_its_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = folder.path().join("runs");
+        std::fs::create_dir_all(runs.join("a/objects")).unwrap();
+        assert_eq!(folder_or_name_in(&runs, "a".into()), runs.join("a"));
+        assert_eq!(folder_or_name_in(&runs, "b".into()), PathBuf::from("b"));
+        assert_eq!(folder_or_name_in(&runs, folder.path().to_owned()), folder.path());
     }
 
     #[test]

@@ -70,7 +70,9 @@ pub fn command(look: &OneLook) -> String {
     let file = &look.file;
     let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let state = absolute(&look.state);
-    let mut words = vec!["thresh run".to_owned(), quoted(&file.manifest)];
+    // Without its status file nobody knows which it was.
+    let manifest = if file.manifest.as_os_str().is_empty() { "FILE".to_owned() } else { quoted(&file.manifest) };
+    let mut words = vec!["thresh run".to_owned(), manifest];
     if absolute(&PathBuf::from("runs").join(&file.name)) != state {
         words.push(format!("--state {}", quoted(&state)));
     }
@@ -137,6 +139,25 @@ mod tests {
     }
 
     #[test]
+    fn no_engine_answers_of_a_run_that_has_ended() {
+        let mut file = StatusFile::default();
+        let list = &mut file.job.conditions;
+        cond::set(list, cond::FAILED, cond::Truth::True, "BackoffLimitExceeded", "m", None, Timestamp::UNIX_EPOCH);
+        let mut look = look(&file, Some(1));
+        let spec = &look.job.as_ref().unwrap().spec;
+        let mut cluster = serde_json::to_value(&spec.serving.template.as_ref().unwrap().spec).unwrap();
+        cluster["model"] = serde_json::json!({"source": spec.model.source});
+        cluster["storage"] = serde_json::to_value(&spec.storage).unwrap();
+        let mut cluster = api::ServingCluster::new("e", serde_json::from_value(cluster).unwrap());
+        cluster.status = Some(api::ServingClusterStatus { ready_replicas: 2, ..Default::default() });
+        look.serving = Some(cluster);
+        let engines = |look: &OneLook| local_why(look).unaffected.iter().any(|line| line.contains("engines answer"));
+        assert!(engines(&look));
+        look.holder = None;
+        assert!(!engines(&look));
+    }
+
+    #[test]
     fn what_goes_on_with_a_run_is_the_whole_command() {
         let desk = tempfile::tempdir().unwrap();
         let state = desk.path().canonicalize().unwrap().join("my state");
@@ -158,6 +179,8 @@ mod tests {
         let mut usual = look(&plain, None);
         usual.state = "runs/r".into();
         assert_eq!(command(&usual), "thresh run /m/rljob.yaml");
+        usual.file.manifest = PathBuf::new();
+        assert_eq!(command(&usual), "thresh run FILE");
     }
 
     #[test]

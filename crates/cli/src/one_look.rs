@@ -78,8 +78,9 @@ impl OneLook {
     pub fn facts(&self) -> Option<Facts<'_>> {
         Some(Facts {
             job: self.job.as_ref()?,
-            serving: self.serving.as_ref(),
-            pool: self.pool.as_ref(),
+            // Engines and workers end with the process, whatever was last seen of them.
+            serving: self.serving.as_ref().filter(|_| self.lives()),
+            pool: self.pool.as_ref().filter(|_| self.lives()),
             pods: &self.pods,
             now: self.now,
             settings: &self.settings,

@@ -99,6 +99,11 @@ fn flags_that_no_engine_has_are_refused() {
         error.contains("engine.args[0]: the native engine has no --thread\n  fix: did you mean --threads?"),
         "{error}"
     );
+    let error = Desk::new(&GOOD.replace("--threads=1", "--threads=two")).refused(&["run", "rljob.yaml"]);
+    assert!(
+        error.contains("engine.args[0]: --threads takes a whole number, not `two`\n  fix: write a number"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -154,6 +159,11 @@ fn a_wrong_volume_flag_is_an_error_of_the_flags() {
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.starts_with("error: cannot read missing.yaml: there is no such file\n  fix: "), "{error}");
+    let error = desk.refused(&["run", "rljob.yaml", "--state", "rljob.yaml"]);
+    assert!(
+        error.contains("the state folder rljob.yaml cannot be made: ") && error.contains("with --state"),
+        "{error}"
+    );
     fs::create_dir(desk.folder.path().join("folder")).unwrap();
     for (folder, said) in [("folder", "it is a folder\n  fix: "), (".", "name the manifest in it: ./rljob.yaml")] {
         let error = desk.refused(&["run", folder]);
@@ -172,6 +182,11 @@ fn yaml_that_cannot_be_read_is_told_with_its_place() {
         assert!(error.starts_with(&format!("error: rljob.yaml:{place}: ")), "{error}");
         assert!(error.contains(broken) && error.contains("\n  fix: ") && error.contains(fix), "{error}");
     }
+    let error = Desk::new(&GOOD.replace("temperature: 1.0", "temperature: .nan")).refused(&["run", "rljob.yaml"]);
+    assert!(
+        error.contains(": non-finite float `.nan`, at `temperature: .nan`\n  fix: write a number that is finite"),
+        "{error}"
+    );
 }
 
 #[test]

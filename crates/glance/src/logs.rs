@@ -137,9 +137,16 @@ pub fn pick(all: &[Source], job: &RLJob, logs: &LogsOf) -> Result<Vec<Source>, S
             Role::Trainer => rank / job.spec.trainer.accelerator.per_node.max(1),
             _ => rank,
         };
+        let mut known: Vec<u32> = those.iter().filter_map(|s| s.index).collect();
         those.retain(|s| s.index == Some(pod));
         if those.is_empty() {
-            return Err(format!("no {role} pod holds {rank}"));
+            known.sort_unstable();
+            known.dedup();
+            let known = known.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            return Err(match logs.role {
+                Role::Trainer => format!("no trainer pod holds rank {rank} (it would be pod {pod}); there is {known}"),
+                _ => format!("there is no {role} {rank}; there is {known}"),
+            });
         }
     }
     let first = first_to_fail(&status);

@@ -16,6 +16,14 @@ pub enum Error {
         /// Who holds it, as far as it wrote that down.
         pid: String,
     },
+    /// There is no state folder, and none can be made.
+    #[error("the state folder {path} cannot be made: {source}\n  fix: name one that can be, with --state", path = path.display())]
+    NoState {
+        /// Which.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A file or folder could not be read or written.
     #[error("cannot {doing} {path}: {source}", path = path.display())]
     File {
@@ -96,6 +104,21 @@ pub enum Error {
         claim: String,
         /// The folder.
         path: PathBuf,
+    },
+    /// The volume that is named now does not hold the run that the state folder speaks of.
+    #[error(
+        "the run {run} is not on {now}: its journal and its commits are in {was}\n  fix: {fix}, or start a new run with another --state folder",
+        now = now.display(), was = was.display()
+    )]
+    OtherVolume {
+        /// Its name.
+        run: String,
+        /// The volume's folder as it is named now.
+        now: PathBuf,
+        /// The run's folder when it was last seen.
+        was: PathBuf,
+        /// How to go on with the run.
+        fix: String,
     },
 }
 

@@ -25,9 +25,9 @@ impl Folder {
     /// Creates the folder if need be and locks it.
     ///
     /// # Errors
-    /// [`Error::Busy`] when another process holds it.
+    /// [`Error::Busy`] when another process holds it, [`Error::NoState`] when it cannot be created.
     pub fn open(root: &Path) -> Result<Self> {
-        fs::create_dir_all(root).at("create", root)?;
+        fs::create_dir_all(root).map_err(|source| Error::NoState { path: root.into(), source })?;
         let root = root.canonicalize().at("find", root)?;
         let path = root.join("lock");
         let mut lock =

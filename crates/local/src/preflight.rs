@@ -18,6 +18,7 @@ use api::{
 use crate::{
     error::{Error, Result},
     folder,
+    status_file::StatusFile,
     template::Binaries,
 };
 
@@ -120,6 +121,9 @@ pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result
     let text = text_of(path)?;
     let stored = stored(&volumes.state)?;
     let objects = check(&text, path, &stored, volumes).map_err(Refused::Manifest)?;
+    if let Some(job) = job_in(&objects) {
+        same_volume(&job.spec.storage.claim_name, volumes)?;
+    }
     for binary in ["thresh-rollout", "thresh-trainer"] {
         if let Err(reason) = binaries.find(binary) {
             let reason =
@@ -131,6 +135,30 @@ pub fn check_file(path: &Path, volumes: &Volumes, binaries: &Binaries) -> Result
         }
     }
     Ok(Checked { path: path.into(), text, objects })
+}
+
+/// A run goes on from its journal. On a volume without it, it would silently begin at the beginning.
+fn same_volume(claim: &str, volumes: &Volumes) -> Result<()> {
+    // A status that cannot be read is written anew by the run, and tells nothing here.
+    let Some(status) = StatusFile::read(&volumes.state).ok().flatten() else { return Ok(()) };
+    let default = volumes.state.join("volumes").join(claim);
+    let now = volumes.given.get(claim).cloned().unwrap_or_else(|| default.clone());
+    // Before its conductor has spoken a run need not have a folder.
+    if status.progress.is_none() || status.uid.is_empty() || now.join(api::volume::run_dir(&status.uid)).is_dir() {
+        return Ok(());
+    }
+    let is_default = status.volume.canonicalize().ok() == default.canonicalize().ok();
+    let fix = if !status.run_dir.is_dir() {
+        format!(
+            "bring that folder back, or name the folder that runs/{} lies in now with --volume {claim}=DIR",
+            status.uid
+        )
+    } else if is_default {
+        format!("leave --volume {claim}=… out")
+    } else {
+        format!("say --volume {claim}={}", status.volume.display())
+    };
+    Err(Error::OtherVolume { run: status.name, now, was: status.run_dir, fix })
 }
 
 fn text_of(path: &Path) -> Result<String> {
@@ -361,4 +389,51 @@ fn references(job: &RLJob, objects: &[Object]) -> Vec<Problem> {
         check("spec.rollout.ref", "RolloutPool", &job.rollout_name());
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use control::wire::Progress;
+
+    use super::*;
+
+    #[test]
+    fn a_run_does_not_begin_anew_on_a_volume_that_does_not_hold_it() {
+        let desk = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let path = desk.path().canonicalize().unwrap().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let (state, mine, other) = (folder("state"), folder("mine"), folder("other"));
+        let on = |given: Option<&PathBuf>| {
+            let given = given.map(|path| ("data".to_owned(), path.clone())).into_iter().collect();
+            same_volume("data", &Volumes { given, seeds: None, state: state.clone() })
+                .map_err(|error| error.to_string())
+        };
+        on(None).unwrap();
+        let run_dir = mine.join("runs/u");
+        let mut status =
+            StatusFile { name: "r".into(), uid: "u".into(), run_dir, volume: mine.clone(), ..Default::default() };
+        status.write(&state).unwrap();
+        on(Some(&other)).unwrap();
+        status.progress = Some(Progress::default());
+        status.write(&state).unwrap();
+        let gone = on(Some(&mine)).unwrap_err();
+        assert!(gone.contains("bring that folder back"), "{gone}");
+        folder("mine/runs/u");
+        on(Some(&mine)).unwrap();
+        let forgotten = on(None).unwrap_err();
+        let fix = format!("\n  fix: say --volume data={}, or start a new run", mine.display());
+        assert!(forgotten.contains(&fix) && forgotten.contains("the run r is not on"), "{forgotten}");
+        folder("other/runs/u");
+        on(Some(&other)).unwrap();
+        status.volume = folder("state/volumes/data");
+        status.run_dir = folder("state/volumes/data/runs/u");
+        status.write(&state).unwrap();
+        on(None).unwrap();
+        fs::remove_dir_all(other.join("runs")).unwrap();
+        let given = on(Some(&other)).unwrap_err();
+        assert!(given.contains("fix: leave --volume data=… out"), "{given}");
+    }
 }

@@ -186,6 +186,10 @@ impl Run {
             let was = run.before.as_ref().and_then(|before| before.progress.as_ref()).map(position);
             let was = was.map_or_else(String::new, |was| format!(" (it was at {was})"));
             run.tell(false, "Resumed", format!("the run goes on from its journal{was}"));
+            let at = run.before.as_ref().and_then(|before| before.progress.as_ref()).map(|progress| progress.step);
+            if let Some(late) = at.zip(run.job()).and_then(|(step, job)| too_late(job, step)) {
+                run.tell(true, "EditWithoutEffect", late);
+            }
         }
         Ok(run)
     }
@@ -580,6 +584,18 @@ fn run_dir(operator: &Operator, node: &Node) -> Result<PathBuf> {
     Ok(volume.join(api::volume::run_dir(job.metadata.uid.as_deref().unwrap_or_default())))
 }
 
+/// Steps that were added to a run after it was complete: it stays so, and would otherwise end well without a word of them.
+fn too_late(job: &RLJob, step: u64) -> Option<String> {
+    let complete = job.status.as_ref().is_some_and(|status| cond::is_true(&status.conditions, cond::COMPLETE));
+    let (total, uid) = (job.spec.total_steps, job.metadata.uid.as_deref().unwrap_or_default());
+    (complete && total > step).then(|| {
+        format!(
+            "the run is complete at step {step}, and spec.totalSteps {total} changes that no more\n  \
+             fix: start a new run with spec.resumeFrom: {{run: {uid}}}: it goes on from this one's last commit"
+        )
+    })
+}
+
 /// Whether the run has ended for good, by its stored status.
 #[must_use]
 pub fn is_over(status: &RLJobStatus) -> bool {
@@ -595,6 +611,22 @@ pub fn of_role<'a>(pods: &'a [Pod], role: &str) -> Vec<&'a Pod> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_that_are_added_to_a_complete_run_are_not_passed_over_in_silence() {
+        let text = include_str!("../../../examples/quickstart/rljob.yaml");
+        let mut read = api::manifest::read(text, "rljob.yaml").unwrap();
+        let Kind::RLJob(mut job) = read.remove(0).kind else { panic!("the file begins with an RLJob") };
+        job.metadata.uid = Some("u-1".into());
+        assert_eq!(too_late(&job, 40), None, "a run that is not over");
+        let mut status = RLJobStatus::default();
+        let epoch = Timestamp::UNIX_EPOCH;
+        cond::set(&mut status.conditions, cond::COMPLETE, cond::Truth::True, "AllStepsDone", "m", Some(1), epoch);
+        job.status = Some(status);
+        assert_eq!(too_late(&job, 50), None, "a run that did all its steps");
+        let said = too_late(&job, 40).unwrap();
+        assert!(said.contains("complete at step 40, and spec.totalSteps 50") && said.contains("{run: u-1}"), "{said}");
+    }
 
     #[test]
     fn no_restart_is_passed_over_until_there_are_a_hundred() {

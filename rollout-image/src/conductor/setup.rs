@@ -127,7 +127,8 @@ impl Setup {
 }
 
 fn stop_id(tokenizer: &Tokenizer, text: &str) -> anyhow::Result<u32> {
-    match tokenizer.encode(text)?.as_slice() {
+    let ids = tokenizer.encode(text).with_context(|| format!("spec.sampling.stop: {text:?}"))?;
+    match ids.as_slice() {
         [id] => Ok(*id),
         ids => {
             bail!("spec.sampling.stop: {text:?} is {} tokens of this tokenizer; a stop string must be one", ids.len())

@@ -95,7 +95,7 @@ pub fn parse(text: &str, file: &str) -> (Vec<Object>, Vec<Problem>) {
             let full = plain.to_string();
             let mut message = full.lines().next().unwrap_or_default().to_owned();
             // What the parser would do with other options is of no use here.
-            for tail in [" at line ", ", set "] {
+            for tail in [" at line ", ", set ", " rejected by the configured policy"] {
                 if let Some(cut) = message.find(tail) {
                     message.truncate(cut);
                 }
@@ -107,6 +107,8 @@ pub fn parse(text: &str, file: &str) -> (Vec<Object>, Vec<Problem>) {
             }
             let fix = if message.starts_with("duplicate") {
                 "correct the YAML: keep one of them"
+            } else if message.starts_with("non-finite") {
+                "write a number that is finite"
             } else if there.contains('\t') {
                 "correct the YAML: indent with blanks, not with tabs"
             } else {

@@ -153,24 +153,15 @@ fn unknown_field(path: &str, key: &str, known: &Map<String, Value>, required: Op
 fn array(list: &mut [Value], schema: &Value, path: &str, problems: &mut Vec<Problem>) {
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
     let n = list.len() as u64;
-    if let Some(min) = bound("minItems")
-        && n < min
-    {
+    let (min, max) = (bound("minItems").unwrap_or(0), bound("maxItems").unwrap_or(u64::MAX));
+    if n < min || n > max {
+        let (limit, word) = if n < min { (min, "at least") } else { (max, "at most") };
+        let word = if min == max { "exactly" } else { word };
         problems.push(Problem::new(
             path,
-            format!("has {n} entries, at least {min} are needed"),
+            format!("has {}", entries(n)),
             "length",
-            format!("give {min} entries or more"),
-        ));
-    }
-    if let Some(max) = bound("maxItems")
-        && n > max
-    {
-        problems.push(Problem::new(
-            path,
-            format!("has {n} entries, at most {max} are allowed"),
-            "length",
-            format!("give {max} entries or fewer"),
+            format!("give {word} {}", entries(limit)),
         ));
     }
     if let Some(items) = schema.get("items") {
@@ -178,6 +169,10 @@ fn array(list: &mut [Value], schema: &Value, path: &str, problems: &mut Vec<Prob
             check_against(v, items, &format!("{path}[{i}]"), problems);
         }
     }
+}
+
+fn entries(n: u64) -> String {
+    format!("{n} {}", if n == 1 { "entry" } else { "entries" })
 }
 
 fn string(value: &Value, schema: &Value, path: &str, problems: &mut Vec<Problem>) {
@@ -204,7 +199,8 @@ fn string(value: &Value, schema: &Value, path: &str, problems: &mut Vec<Problem>
     if let Some(min) = bound("minLength")
         && n < min
     {
-        problems.push(Problem::new(path, "is too short", "length", format!("use at least {min} characters")));
+        let what = if n == 0 { "is empty".to_owned() } else { format!("has {}", crate::count(n, "character")) };
+        problems.push(Problem::new(path, what, "length", format!("use at least {}", crate::count(min, "character"))));
     }
     if let Some(max) = bound("maxLength")
         && n > max

@@ -81,7 +81,7 @@ async fn drive(setup: Setup, args: &Run) -> Result<u8> {
     let (updates, mut inbox) = mpsc::unbounded_channel();
     let mut run = match LocalRun::start(setup, commands, updates) {
         Ok(run) => run,
-        Err(error @ local::Error::Busy { .. }) => {
+        Err(error @ (local::Error::Busy { .. } | local::Error::NoState { .. })) => {
             complain(&format!("error: {error}"));
             return Ok(WRONG);
         }

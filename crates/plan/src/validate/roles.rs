@@ -40,9 +40,21 @@ pub(super) fn engine(e: &Engine, accelerator: &Accelerator, spec: &str, c: &mut 
             };
             let path = format!("{spec}engine.args[{i}]");
             c.problems.push(Problem::new(path, format!("the native engine has no {flag}"), "a known flag", fix));
+        } else if e.kind == EngineKind::Native
+            && NATIVE_ENGINE_FLAGS.contains(&flag)
+            && !FLAGS_WITHOUT_NUMBER.contains(&flag)
+            && let Some((_, value)) = arg.split_once('=')
+            && value.parse::<u64>().is_err()
+        {
+            let path = format!("{spec}engine.args[{i}]");
+            let what = format!("{flag} takes a whole number, not `{value}`");
+            c.problems.push(Problem::new(path, what, "a number", format!("write a number, or remove {flag}")));
         }
     }
 }
+
+/// Native flags that take a text or nothing.
+const FLAGS_WITHOUT_NUMBER: [&str; 3] = ["--weight-version", "--disable-radix-cache", "--incremental-streaming-output"];
 
 pub(super) fn worker(placement: Placement, replicas: Option<u32>, w: &Worker, spec: &str, c: &mut Checks) {
     c.rule(

@@ -53,13 +53,15 @@ pub fn compact(args: &StrawCompact) -> Result<u8> {
     } else {
         let look = whole(&pool)?;
         let queue = look.known().context("the journal was read")?;
-        (sparse(&sealed(&look.found), queue, args.live_percent, stays), 0)
+        let packs = sealed(&look.found);
+        let unneeded = packs.iter().filter(|pack| !queue.is_live(&pack.name)).map(|pack| pack.bytes).sum();
+        (sparse(&packs, queue, args.live_percent, stays), unneeded)
     };
     if args.folder.output == Output::Json {
         let one =
             |s: &Sparse| json!({"pack": s.pack, "bytes": s.bytes, "liveBytes": s.live_bytes, "records": s.live.len()});
         let plan: Vec<_> = plan.iter().map(one).collect();
-        say(&json!({"done": args.yes, "plan": plan, "freedBytes": freed}).to_string());
+        say(&json!({"done": args.yes, "plan": plan, "freedBytes": if args.yes { freed } else { 0 }}).to_string());
         return Ok(0);
     }
     human(&plan, args.yes, freed).iter().for_each(|line| say(line));
@@ -75,13 +77,31 @@ fn asked(args: &StrawCompact) -> Result<Option<CompactReply>> {
             let token = std::env::var("THRESH_TOKEN").unwrap_or_default();
             Some(call(Names::default(), url, &token, ask)?)
         }
-        None if Folder::holder(&args.folder.folder).is_some() => OneLook::at(args.folder.folder.clone())?.call(ask),
+        None if Folder::holder(&args.folder.folder).is_some() => {
+            let answer = OneLook::at(args.folder.folder.clone())?.call(ask);
+            // Its journal is not ours to claim.
+            Some(answer.with_context(|| {
+                format!(
+                    "{0}: the run lives, and has no conductor to ask at this moment\n  fix: try again; `thresh why {0}` says what it waits for",
+                    args.folder.folder.display()
+                )
+            })?)
+        }
         None => None,
     };
     match answer {
         None => Ok(None),
         Some(Ok(reply)) => Ok(Some(reply)),
-        Some(Err(error)) => Err(error).context("the conductor of the run lives and was asked"),
+        Some(Err(error)) => match &args.conductor {
+            Some(_) => bail!(
+                "--conductor: {error}\n  \
+                 fix: name http://IP:7070 with the IP of the pod NAME-conductor-0, and its token in THRESH_TOKEN"
+            ),
+            None => bail!(
+                "the run lives, and its conductor was asked: {error}\n  fix: try again; `thresh why {}` says what it waits for",
+                args.folder.folder.display()
+            ),
+        },
     }
 }
 
@@ -173,6 +193,7 @@ fn act(pool: &Path, journal: &Path, live_percent: u64) -> Result<(Vec<Sparse>, u
     Ok((plan, freed))
 }
 
+/// `freed`: bytes of the files that were removed, or if nothing is done, of packs of which nothing at all is needed.
 fn human(plan: &[Sparse], done: bool, freed: u64) -> Vec<String> {
     let word = if done { "moved" } else { "would move" };
     let mut lines: Vec<String> = plan
@@ -187,15 +208,17 @@ fn human(plan: &[Sparse], done: bool, freed: u64) -> Vec<String> {
         (true, true) if freed > 0 => {
             format!("no pack is mostly dead; files of {} that nothing needs were removed", size(freed))
         }
-        (true, _) => "no pack is mostly dead".to_owned(),
+        (true, true) => "no pack is mostly dead".to_owned(),
+        (true, false) if freed == 0 => "no pack is mostly dead".to_owned(),
         (false, true) if freed == 0 => {
             "done; the files go once the other queues of the pool have given them up, too".to_owned()
         }
         (false, true) => format!("done; files of {} were removed", size(freed)),
-        (false, false) => format!(
-            "nothing was changed; {} would come free\n  \
+        (_, false) => format!(
+            "nothing was changed; {} would come free{}\n  \
              fix: say --yes: the conductor of a run that lives is asked, and the journal of one that has stopped is claimed",
-            size(gain)
+            size(gain + freed),
+            if freed > 0 { format!(", {} of it in packs that nothing needs", size(freed)) } else { String::new() }
         ),
     });
     lines
@@ -218,6 +241,13 @@ mod tests {
         assert_eq!(all[1], "moved 1 record (100 B) out of w-0 (3.0 MiB)\ndone; files of 3.0 MiB were removed");
         assert!(all[2].ends_with("other queues of the pool have given them up, too"));
         assert_eq!(all[3], "no pack is mostly dead");
+        let unneeded = human(&[], false, 2 << 20).join("\n");
+        assert!(
+            unneeded.starts_with(
+                "nothing was changed; 2.0 MiB would come free, 2.0 MiB of it in packs that nothing needs\n"
+            ),
+            "what --yes removes is said without it, too: {unneeded}"
+        );
         let reply = CompactReply { packs: 2, records: 3, live_bytes: 100, bytes: 3 << 20, ..CompactReply::default() };
         assert!(told(&reply).starts_with("the conductor moves 3 records (100 B) out of 2 packs (3.0 MiB)"));
         assert_eq!(told(&CompactReply::default()), all[3]);

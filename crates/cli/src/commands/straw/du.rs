@@ -83,7 +83,9 @@ fn usage(found: &Inspection, live: Option<&BTreeMap<String, u64>>, others: BTree
     if let Some(journal) = &found.journal {
         usage.snapshot_bytes = journal.snapshot.as_ref().map_or(0, |snapshot| snapshot.bytes);
         usage.journal_bytes = journal.segments.iter().map(|segment| segment.bytes).sum();
-        usage.journal_free = journal.segments.iter().filter(|s| s.used_bytes == 0).map(|s| s.bytes).sum();
+        // Of a damaged segment nothing is used, either: that does not make it superfluous.
+        let unused = journal.segments.iter().filter(|s| s.used_bytes == 0 && live.is_some());
+        usage.journal_free = unused.map(|s| s.bytes).sum();
     }
     let packs: u64 = usage.writers.values().map(|of| of.bytes).sum();
     usage.total = packs + usage.journal_bytes + usage.snapshot_bytes + usage.others.values().sum::<u64>();
@@ -185,5 +187,6 @@ mod tests {
         insta::assert_snapshot!(human(&known).join("\n"));
         let unknown = usage(&found, None, BTreeMap::new());
         assert_eq!((unknown.writers["w"].live, unknown.writers["w"].free), (None, None));
+        assert_eq!((known.journal_free, unknown.journal_free), (2048, 0), "what cannot be read may be needed");
     }
 }
