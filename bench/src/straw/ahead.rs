@@ -1,13 +1,12 @@
 //! Reading ahead: batches while the one before is used, and the columns of one batch side by side.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use straw::{ReadAhead, Record, Ref, Store, Tensor};
 
-use super::counting_fs::CountingFs;
+use super::calls::Calls;
 use super::{Case, KIB, noise, record};
 use crate::line::Lines;
 use crate::rounds::{by_turns, rate, seconds};
@@ -28,8 +27,8 @@ pub fn run(case: &Case, lines: &mut Lines) -> Result<()> {
         return Ok(());
     }
     for (place, wait_ms) in PLACES {
-        let fs = CountingFs::waiting(Duration::from_millis(wait_ms));
-        let store = Store::open(fs as Arc<dyn straw::Fs>, case.dir.join(format!("ahead-{wait_ms}")))?;
+        let fs = Calls::waiting(Duration::from_millis(wait_ms)).fs();
+        let store = Store::open(fs, case.dir.join(format!("ahead-{wait_ms}")))?;
         batches(case, lines, &store, place)?;
         columns(case, lines, &store, place)?;
     }

@@ -5,8 +5,8 @@
 
 mod ahead;
 mod beside;
+mod calls;
 mod coordinator;
-mod counting_fs;
 mod floor;
 mod group_commit;
 mod peer;

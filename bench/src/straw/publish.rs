@@ -1,12 +1,10 @@
 //! Durable publishes by one writer.
 
-use std::sync::Arc;
-
 use anyhow::Result;
 use straw::queue::{Completion, LeaseTerms, NewTask, TaskId};
 use straw::{Journal, Queue, Record, Store};
 
-use super::counting_fs::{Calls, Counted, CountingFs};
+use super::calls::{Calls, Counted};
 use super::floor::Appender;
 use super::{Case, KIB, MIB, noise, record, size};
 use crate::line::{Line, Lines};
@@ -60,9 +58,9 @@ pub fn counts(case: &Case, lines: &mut Lines) -> Result<()> {
     if !case.wants("calls") {
         return Ok(());
     }
-    let fs = CountingFs::new();
-    let calls = fs.calls.clone();
-    let store = Store::open(fs.clone() as Arc<dyn straw::Fs>, case.dir.join("calls/packs"))?;
+    let calls = Calls::new();
+    let fs = calls.fs();
+    let store = Store::open(fs.clone(), case.dir.join("calls/packs"))?;
     let writer = store.writer("bench")?;
     let (journal, found) = Journal::claim(fs, case.dir.join("calls/journal"), "bench")?;
     let mut queue = Queue::new();

@@ -199,6 +199,7 @@ mod sim_fs;
 mod store;
 mod tensor;
 mod update;
+pub mod watched_fs;
 mod writer;
 
 pub use archive::{Archive, Entry};

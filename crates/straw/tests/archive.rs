@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use straw::fs::Fs;
 use straw::queue::{NewTask, Refused, TaskId};
+use straw::watched_fs::Operation;
 use straw::{Archive, Coordinator, Entry, Error, Queue, Record, Ref, SimFs, Store, Tensor};
-use support::Hooked;
+use support::hooked;
 
 fn group(n: u64) -> Record {
     Record::new(format!("group {n}")).with("tokens", Tensor::from_vec(&[4], vec![n; 4]).unwrap())
@@ -36,11 +37,11 @@ fn every_key_finds_what_was_put_under_it_with_bounded_reads_and_no_copy() {
     let reads = Arc::new(AtomicU64::new(0));
     let hook = {
         let reads = reads.clone();
-        Arc::new(move |op: &str| {
-            reads.fetch_add(u64::from(op == "read"), Ordering::SeqCst);
-        })
+        move |op| {
+            reads.fetch_add(u64::from(op == Operation::Read), Ordering::SeqCst);
+        }
     };
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+    let fs = hooked(&sim, hook);
     let store = Store::open(fs, "/run/packs").unwrap();
     let writer = store.writer("w").unwrap();
     let records: Vec<Record> = (0..3000).map(group).collect();

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use straw::fs::{Dir, File, Fs};
+use straw::watched_fs::{Call, Operation, Watch, WatchedFs};
 use straw::{BLOCK_BYTES, Compression, Error, Options, RealFs, Record, Ref, SimFs, Store, Tensor, verify};
 
 fn on(sim: &SimFs, compression: Compression) -> Store {
@@ -75,13 +76,13 @@ fn what_does_not_shrink_is_stored_as_if_nobody_had_tried() {
 fn a_row_of_a_compressed_tensor_costs_about_a_block() {
     let sim = SimFs::new(1);
     let r = publish(&on(&sim, Compression::Zstd(3)), "s", &record(1_000_000));
-    let read = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let fs = Counting { inner: sim, read: read.clone() };
-    let store = Store::open(Arc::new(fs), "/packs").unwrap();
+    let read = Arc::new(AtomicU64::new(0));
+    let fs = WatchedFs::new(Arc::new(sim), Arc::new(Counting(read.clone())));
+    let store = Store::open(fs, "/packs").unwrap();
     store.tensors(&r).unwrap();
-    read.store(0, std::sync::atomic::Ordering::Relaxed);
+    read.store(0, Relaxed);
     store.read_rows(&r, "tokens", 700_000..700_001).unwrap();
-    let bytes = read.load(std::sync::atomic::Ordering::Relaxed);
+    let bytes = read.load(Relaxed);
     assert!(bytes > 0 && bytes <= BLOCK_BYTES, "{bytes} bytes for one row");
 }
 
@@ -111,82 +112,13 @@ fn damage_of_any_byte_of_a_compressed_record_is_noticed() {
 }
 
 /// Counts bytes that are read.
-#[derive(Debug)]
-struct Counting {
-    inner: SimFs,
-    read: Arc<std::sync::atomic::AtomicU64>,
-}
+struct Counting(Arc<AtomicU64>);
 
-#[derive(Debug)]
-struct CountingDir(Arc<dyn Dir>, Arc<std::sync::atomic::AtomicU64>);
-
-#[derive(Debug)]
-struct CountingFile(Arc<dyn File>, Arc<std::sync::atomic::AtomicU64>);
-
-impl Fs for Counting {
-    fn open_dir(&self, path: &std::path::Path) -> std::io::Result<Arc<dyn Dir>> {
-        Ok(Arc::new(CountingDir(self.inner.open_dir(path)?, self.read.clone())))
-    }
-
-    fn create_dir(&self, path: &std::path::Path) -> std::io::Result<Arc<dyn Dir>> {
-        Ok(Arc::new(CountingDir(self.inner.create_dir(path)?, self.read.clone())))
-    }
-
-    fn unique(&self) -> u64 {
-        self.inner.unique()
-    }
-}
-
-impl Dir for CountingDir {
-    fn create_new(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        self.0.create_new(name)
-    }
-
-    fn open(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        Ok(Arc::new(CountingFile(self.0.open(name)?, self.1.clone())))
-    }
-
-    fn open_rw(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        self.0.open_rw(name)
-    }
-
-    fn exists(&self, name: &str) -> std::io::Result<bool> {
-        self.0.exists(name)
-    }
-
-    fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {
-        self.0.rename(from, to)
-    }
-
-    fn remove(&self, name: &str) -> std::io::Result<()> {
-        self.0.remove(name)
-    }
-
-    fn list(&self) -> std::io::Result<Vec<straw::fs::Entry>> {
-        self.0.list()
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        self.0.sync()
-    }
-}
-
-impl File for CountingFile {
-    fn write_at(&self, offset: u64, bufs: &mut [std::io::IoSlice<'_>]) -> std::io::Result<()> {
-        self.0.write_at(offset, bufs)
-    }
-
-    fn read_at(&self, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
-        let bytes = self.0.read_at(offset, len)?;
-        self.1.fetch_add(bytes.len() as u64, std::sync::atomic::Ordering::Relaxed);
-        Ok(bytes)
-    }
-
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-
-    fn sync_data(&self) -> std::io::Result<()> {
-        self.0.sync_data()
+impl Watch for Counting {
+    fn before(&self, call: &Call<'_>) -> std::io::Result<()> {
+        if call.operation == Operation::Read {
+            self.0.fetch_add(call.bytes, Relaxed);
+        }
+        Ok(())
     }
 }

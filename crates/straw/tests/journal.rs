@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use straw::fs::Fs;
+use straw::watched_fs::Operation;
 use straw::{Error, Fault, Journal, RealFs, Record, Recovered, SimFs, Store, inspect, verify};
-use support::Hooked;
+use support::hooked;
 
 const DIR: &str = "/run/journal";
 
@@ -185,12 +186,11 @@ fn a_snapshot_at_any_transaction_loses_none_behind_it() {
 #[test]
 fn concurrent_appends_share_syncs_and_each_is_there_once() {
     let (sim, _) = sim(7);
-    let slow = Arc::new(|op: &str| {
-        if op == "sync" {
+    let fs = hooked(&sim, |op| {
+        if op == Operation::Sync {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook: slow });
     let (journal, _) = claim(&fs);
     let journal = Arc::new(journal);
     let before = sim.syncs();
@@ -246,7 +246,7 @@ fn takeover_at(at: i64, snapshots: bool, zombie_does: ZombieDoes<'_>) -> bool {
     let told = Arc::new(Mutex::new(Told::default()));
     let hook = {
         let (count, told, plain) = (count.clone(), told.clone(), plain.clone());
-        Arc::new(move |_: &str| {
+        move |_| {
             if count.fetch_add(1, Ordering::SeqCst) == at {
                 let (journal, found) = loop {
                     match Journal::claim(plain.clone(), DIR, "successor") {
@@ -266,9 +266,9 @@ fn takeover_at(at: i64, snapshots: bool, zombie_does: ZombieDoes<'_>) -> bool {
                 history.extend([b"S".to_vec(), b"T".to_vec()]);
                 told.lock().unwrap().successor = Some(history);
             }
-        })
+        }
     };
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+    let fs = hooked(&sim, hook);
     let (journal, _) = claim(&fs);
     let mut acked: Vec<Vec<u8>> = Vec::new();
     for letter in ["a", "b", "c"] {
@@ -357,13 +357,13 @@ fn of_two_racing_claims_one_owns_the_journal() {
         let other = Arc::new(Mutex::new(None));
         let hook = {
             let (count, other, plain) = (count.clone(), other.clone(), plain.clone());
-            Arc::new(move |_: &str| {
+            move |_| {
                 if count.fetch_add(1, Ordering::SeqCst) as u64 == at {
                     *other.lock().unwrap() = Some(claim(&plain));
                 }
-            })
+            }
         };
-        let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+        let fs = hooked(&sim, hook);
         let mine = Journal::claim(fs.clone(), DIR, "owner");
         let other = other.lock().unwrap().take();
         let Some((theirs, _)) = other else { return };

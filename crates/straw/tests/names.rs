@@ -2,93 +2,30 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use straw::fs::{Dir, Entry, File, Fs};
 use straw::queue::{BatchId, Op};
+use straw::watched_fs::{Call, Operation, Watch, WatchedFs};
 use straw::{Collector, Journal, Queue, Record, SimFs, Store, journal};
 
 /// Names that were made.
 type Made = Arc<Mutex<BTreeSet<String>>>;
 
-struct Noting(SimFs, Made);
-struct NotingDir(Arc<dyn Dir>, String, Made);
+struct Noting(Made);
 
-impl fmt::Debug for Noting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Noting")
-    }
-}
-
-impl fmt::Debug for NotingDir {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NotingDir")
-    }
-}
-
-impl Noting {
-    fn dir(&self, path: &Path, dir: Arc<dyn Dir>) -> Arc<dyn Dir> {
-        Arc::new(NotingDir(dir, path.display().to_string(), self.1.clone()))
-    }
-}
-
-impl Fs for Noting {
-    fn open_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
-        Ok(self.dir(path, self.0.open_dir(path)?))
-    }
-    fn create_dir(&self, path: &Path) -> io::Result<Arc<dyn Dir>> {
-        Ok(self.dir(path, self.0.create_dir(path)?))
-    }
-    fn unique(&self) -> u64 {
-        self.0.unique()
-    }
-}
-
-impl NotingDir {
-    fn made(&self, name: &str) {
+impl Watch for Noting {
+    fn after(&self, call: &Call<'_>) {
         // What is not finished is read by nobody, under whatever name.
-        let new = name.ends_with(".tmp") || self.2.lock().unwrap().insert(format!("{}/{name}", self.1));
-        assert!(new, "{}/{name} was made a second time", self.1);
-    }
-}
-
-impl Dir for NotingDir {
-    fn create_new(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        let file = self.0.create_new(name)?;
-        self.made(name);
-        Ok(file)
-    }
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.0.open(name)
-    }
-    fn open_rw(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.0.open_rw(name)
-    }
-    fn exists(&self, name: &str) -> io::Result<bool> {
-        self.0.exists(name)
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.0.rename(from, to)?;
-        self.made(to);
-        Ok(())
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-    fn list(&self) -> io::Result<Vec<Entry>> {
-        self.0.list()
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
+        if matches!(call.operation, Operation::Create | Operation::Rename) && !call.name.ends_with(".tmp") {
+            let name = call.dir.join(call.name).display().to_string();
+            assert!(self.0.lock().unwrap().insert(name.clone()), "{name} was made a second time");
+        }
     }
 }
 
 /// One owner's life: it publishes under a worker's name, commits, snapshots, collects, and makes a fork that leaves.
 fn live(sim: &SimFs, made: &Made, life: u64) {
-    let fs: Arc<dyn Fs> = Arc::new(Noting(sim.clone(), made.clone()));
+    let fs = WatchedFs::new(Arc::new(sim.clone()), Arc::new(Noting(made.clone())));
     let store = Store::open(fs.clone(), "/run/packs").unwrap();
     let member = store.register("main").unwrap();
     let options = journal::Options { segment_bytes_target: 400 };

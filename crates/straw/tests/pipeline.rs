@@ -11,8 +11,9 @@ use std::time::Duration;
 use straw::fs::Fs;
 use straw::journal::Ticket;
 use straw::queue::{Completion, LeaseTerms, NewTask, Refused, TaskId};
+use straw::watched_fs::Operation;
 use straw::{Coordinator, Error, Fault, Journal, RealFs, Recovered, Ref, SimFs, inspect, verify};
-use support::Hooked;
+use support::hooked;
 
 const DIR: &str = "/run/journal";
 const SEGMENT: &str = "/run/journal/seg-0000000001-00000000.log";
@@ -103,14 +104,14 @@ fn after_a_failed_sync_nothing_behind_it_is_acknowledged() {
             let on = Arc::new(AtomicBool::new(false));
             let hook = {
                 let (journal, meanwhile, on) = (journal.clone(), meanwhile.clone(), on.clone());
-                Arc::new(move |op: &str| {
-                    if op == "sync" && on.swap(false, Ordering::SeqCst) {
+                move |op| {
+                    if op == Operation::Sync && on.swap(false, Ordering::SeqCst) {
                         let journal: &Journal = journal.get().unwrap();
                         *meanwhile.lock().unwrap() = Some(journal.enqueue(journal.pipeline(), &["c"]).unwrap());
                     }
-                })
+                }
             };
-            let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+            let fs = hooked(&sim, hook);
             journal.set(claim(&fs).0).unwrap();
             let journal = journal.get().unwrap();
             journal.append(&["0"]).unwrap();
@@ -291,14 +292,14 @@ fn an_answer_waits_until_what_it_follows_from_is_durable() {
     let syncs = Arc::new(AtomicU64::new(0));
     let hook = {
         let syncs = syncs.clone();
-        Arc::new(move |op: &str| {
-            if op == "sync" {
+        move |op| {
+            if op == Operation::Sync {
                 std::thread::sleep(Duration::from_millis(30));
                 syncs.fetch_add(1, Ordering::SeqCst);
             }
-        })
+        }
     };
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+    let fs = hooked(&sim, hook);
     let coordinator = Coordinator::claim(fs, DIR, "owner").unwrap();
     let before = syncs.load(Ordering::SeqCst);
     std::thread::scope(|scope| {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use straw::fs::Fs;
+use straw::watched_fs::Operation;
 use straw::{Error, Record, Ref, SimFs, Store, Tensor};
-use support::Hooked;
+use support::hooked;
 
 /// A store in which each read waits, as on a network, once `wait` is set; and records of some packs and sizes.
 fn slow() -> (SimFs, Store, Vec<Ref>, Vec<Record>, Arc<AtomicU64>) {
@@ -17,14 +17,14 @@ fn slow() -> (SimFs, Store, Vec<Ref>, Vec<Record>, Arc<AtomicU64>) {
     let wait = Arc::new(AtomicU64::new(0));
     let hook = {
         let wait = wait.clone();
-        Arc::new(move |op: &str| {
+        move |op| {
             let ms = wait.load(Ordering::SeqCst);
-            if op == "read" && ms > 0 {
+            if op == Operation::Read && ms > 0 {
                 std::thread::sleep(Duration::from_millis(ms));
             }
-        })
+        }
     };
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: sim.clone(), hook });
+    let fs = hooked(&sim, hook);
     let store = Store::open(fs, "/run/packs").unwrap();
     let (mut refs, mut records) = (Vec::new(), Vec::new());
     for pack in 0..4u64 {

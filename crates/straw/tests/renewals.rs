@@ -6,10 +6,9 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use straw::fs::Fs;
 use straw::queue::{Lease, LeaseTerms, NewTask, Refused, TaskId};
 use straw::{Coordinator, SimFs};
-use support::Hooked;
+use support::hooked;
 
 const LEASES: u64 = 10_000;
 const WORKERS: u64 = 100;
@@ -21,11 +20,11 @@ fn ten_thousand_leases_are_renewed_without_touching_the_volume() {
     let operations = Arc::new(AtomicU64::new(0));
     let hook = {
         let operations = operations.clone();
-        Arc::new(move |_: &str| {
+        move |_| {
             operations.fetch_add(1, Ordering::SeqCst);
-        })
+        }
     };
-    let fs: Arc<dyn Fs> = Arc::new(Hooked { inner: SimFs::new(1), hook });
+    let fs = hooked(&SimFs::new(1), hook);
     let coordinator = Coordinator::claim(fs, "/run/journal", "owner").unwrap();
     let task = |id| NewTask { id: TaskId(id), input: vec![7; 64], attempts_max: 3 };
     coordinator.commit(|queue| Ok((vec![queue.submit((0..LEASES).map(task).collect())?], ()))).unwrap();

@@ -161,13 +161,12 @@ fn limits_and_names_are_refused_with_their_reason() {
 #[test]
 fn concurrent_publishes_share_syncs() {
     let sim = SimFs::new(1);
-    let slow = |op: &str| {
-        if op == "sync" {
+    let fs = support::hooked(&sim, |op| {
+        if op == straw::watched_fs::Operation::Sync {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-    };
-    let fs = support::Hooked { inner: sim.clone(), hook: Arc::new(slow) };
-    let store = Store::open(Arc::new(fs), "/packs").unwrap();
+    });
+    let store = Store::open(fs, "/packs").unwrap();
     let writer = Arc::new(store.writer("w").unwrap());
     let publish = |t: u64| {
         let writer = writer.clone();

@@ -7,7 +7,7 @@ use control::wire::{RenewReply, RenewRequest};
 use futures::future::join_all;
 use thresh_rollout::lone::worker;
 
-use crate::{Service, watched_fs::WatchedFs};
+use crate::{Service, gate::Gate};
 
 const WORKERS: usize = 10;
 const LEASES: usize = 10_000;
@@ -27,8 +27,8 @@ async fn renewing_ten_thousand_leases_touches_no_file() {
 }
 
 async fn tried() -> bool {
-    let fs = WatchedFs::new();
-    let service = Service::start(LEASES as u64, fs.clone()).await;
+    let gate = Gate::new();
+    let service = Service::start(LEASES as u64, gate.fs()).await;
     let mut heard = Instant::now();
     let per_worker = LEASES / WORKERS;
     let leased = join_all((0..WORKERS).map(|number| {
@@ -59,7 +59,7 @@ async fn tried() -> bool {
         }
         assert!(replies.iter().all(|reply| reply.lost.is_empty()), "all are held");
         // What the leases themselves had to wait for (the groups being drawn) was before the first renewal.
-        let now = fs.counted();
+        let now = gate.counted();
         assert_eq!(now, *before.get_or_insert(now), "(writes, syncs, reads, names) behind the first renewal");
     }
     let held = service.client.progress().await.unwrap().queue.leased;

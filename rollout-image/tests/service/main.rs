@@ -1,12 +1,12 @@
 //! The conductor as a service: many calls at once, over its real HTTP server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod gate;
 mod give_back;
 mod leases;
 mod offers;
 mod successors;
 mod volume;
-mod watched_fs;
 
 use std::{path::Path, sync::Arc};
 

@@ -9,23 +9,23 @@ use control::{
 use futures::future::join_all;
 use thresh_rollout::lone::{finished, worker};
 
-use crate::{Service, watched_fs::WatchedFs};
+use crate::{Service, gate::Gate};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_goes_out_before_its_sync_and_what_comes_meanwhile_shares_the_next() {
     const CALLS: usize = 32;
-    let fs = WatchedFs::new();
-    let service = Service::start(1_000, fs.clone()).await;
+    let gate = Gate::new();
+    let service = Service::start(1_000, gate.fs()).await;
     let leases = service.lone.lease(&service.client, &worker(0), 2 * CALLS + 1).await.unwrap();
     let offer = |leases: &[control::wire::Lease]| {
         let request = CompleteRequest { worker: worker(0), results: leases.iter().map(finished).collect() };
         let client = service.client.clone();
         tokio::spawn(async move { client.complete(&request).await })
     };
-    let syncs = fs.counted().syncs;
-    fs.close();
+    let syncs = gate.counted().syncs;
+    gate.close();
     let first = offer(&leases[..1]);
-    let watched = fs.clone();
+    let watched = gate.clone();
     tokio::task::spawn_blocking(move || watched.until_held()).await.unwrap();
 
     // The first sync is under way. Two results in each call, all calls at once, over as many connections.
@@ -42,27 +42,27 @@ async fn no_answer_goes_out_before_its_sync_and_what_comes_meanwhile_shares_the_
     }
     assert!(!first.is_finished() && calls.iter().all(|call| !call.is_finished()), "nothing is durable");
 
-    fs.open();
+    gate.open();
     let answers: Vec<Result<CompleteReply, ClientError>> =
         join_all(std::iter::once(first).chain(calls)).await.into_iter().map(Result::unwrap).collect();
     for answer in answers {
         assert!(answer.unwrap().outcomes.iter().all(|outcome| *outcome == Outcome::Accepted));
     }
-    assert_eq!(fs.counted().syncs - syncs, 2, "the first, and one for all {CALLS} calls behind it");
+    assert_eq!(gate.counted().syncs - syncs, 2, "the first, and one for all {CALLS} calls behind it");
 
     // Asked again, nothing is written.
     let request = CompleteRequest { worker: worker(0), results: leases.iter().map(finished).collect() };
-    let before = fs.counted();
+    let before = gate.counted();
     let again = service.client.complete(&request).await.unwrap();
     assert!(again.outcomes.iter().all(|outcome| *outcome == Outcome::Duplicate), "{again:?}");
-    assert_eq!(fs.counted(), before);
+    assert_eq!(gate.counted(), before);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_without_the_runs_token_reaches_no_result() {
-    let fs = WatchedFs::new();
-    let service = Service::start(8, fs).await;
+    let gate = Gate::new();
+    let service = Service::start(8, gate.fs()).await;
     let lease = service.lone.lease(&service.client, &worker(0), 1).await.unwrap().remove(0);
     let stranger = control::client::ConductorClient::new(
         crate::http(),

@@ -9,7 +9,7 @@ use control::{
 use straw::mount_probe::{Finding, MountReport};
 use thresh_rollout::{conductor::Volume, lone::quick};
 
-use crate::{Service, watched_fs::WatchedFs};
+use crate::{Service, gate::Gate};
 
 /// What it waits for, once it says so.
 async fn waits_for_storage(service: &Service) -> (Progress, Wait) {
@@ -22,24 +22,24 @@ async fn waits_for_storage(service: &Service) -> (Progress, Wait) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_that_cannot_be_written_at_the_very_start_is_waited_for_and_whoever_asks_is_told() {
     for kind in [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem] {
-        let fs = WatchedFs::new();
-        fs.refuse(Some(kind));
-        let service = Service::begin(8, Volume { fs: fs.clone(), ..Volume::real() }).await;
+        let gate = Gate::new();
+        gate.refuse(Some(kind));
+        let service = Service::begin(8, Volume { fs: gate.fs(), ..Volume::real() }).await;
         let (progress, wait) = waits_for_storage(&service).await;
         assert!(wait.what.contains("journal"), "{wait:?}");
         assert_eq!((progress.conductor_epoch, progress.attempt), (0, 0), "nothing has happened");
-        fs.refuse(None);
+        gate.refuse(None);
         service.lone.publish_once(&service.client).await.unwrap();
         let begun = service.client.progress().await.unwrap();
         assert_eq!((begun.conductor_epoch, begun.attempt), (1, 1));
         assert!(begun.waits.iter().all(|wait| wait.owner != "storage"), "{:?}", begun.waits);
 
         // Of a run that has come further, it says how far.
-        fs.refuse(Some(kind));
-        let again = service.start_again(Volume { fs: fs.clone(), ..Volume::real() }).await;
+        gate.refuse(Some(kind));
+        let again = service.start_again(Volume { fs: gate.fs(), ..Volume::real() }).await;
         let (stood, _) = waits_for_storage(&again).await;
         assert_eq!((stood.conductor_epoch, stood.attempt, stood.trainer_epoch), (1, 1, 1));
-        fs.refuse(None);
+        gate.refuse(None);
         let progress = patiently(quick(), || again.client.progress(), |_, _| {}).await.unwrap();
         assert_eq!(progress.attempt, 1);
         again.stop().await;
@@ -48,9 +48,9 @@ async fn a_volume_that_cannot_be_written_at_the_very_start_is_waited_for_and_who
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_conductor_that_waits_for_its_volume_ends_when_it_is_asked_to() {
-    let fs = WatchedFs::new();
-    fs.refuse(Some(ErrorKind::StorageFull));
-    let service = Service::begin(8, Volume { fs, ..Volume::real() }).await;
+    let gate = Gate::new();
+    gate.refuse(Some(ErrorKind::StorageFull));
+    let service = Service::begin(8, Volume { fs: gate.fs(), ..Volume::real() }).await;
     waits_for_storage(&service).await;
     service.stop().await;
 }
@@ -61,11 +61,11 @@ async fn a_mount_that_can_lose_what_was_acknowledged_is_refused_before_anything_
         let finding = Finding { what: "it keeps writes back".to_owned(), fix: "mount it without".to_owned() };
         Ok(MountReport { mount: None, juicefs: None, refusals: vec![finding], warnings: vec![] })
     }
-    let fs = WatchedFs::new();
-    let service = Service::begin(8, Volume { fs: fs.clone(), probe: unsafe_mount }).await;
+    let gate = Gate::new();
+    let service = Service::begin(8, Volume { fs: gate.fs(), probe: unsafe_mount }).await;
     let journal = service.lone.run_dir().join("journal");
     let why = format!("{:#}", service.ended().await);
     assert!(why.contains("not safe: it keeps writes back") && why.contains("fix: mount it without"), "{why}");
-    assert_eq!(fs.counted(), Default::default());
+    assert_eq!(gate.counted(), Default::default());
     assert!(!journal.exists());
 }

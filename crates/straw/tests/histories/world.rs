@@ -4,12 +4,13 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use straw::watched_fs::Operation;
 use straw::{Error, Fault, Fs, SimFs, Store, inspect, verify};
 
 use crate::coordinator::{Coordinator, leave_again, store};
 use crate::facts::{Facts, LINES};
 use crate::random::Random;
-use crate::support::Hooked;
+use crate::support::hooked;
 use crate::worker::Worker;
 
 /// Steps of one history, those of frozen participants' neighbours not counted.
@@ -145,11 +146,11 @@ fn line_of(worker: usize) -> usize {
 }
 
 /// Called before each operation on the volume.
-fn before(host: &SimFs, operation: &str) {
+fn before(host: &SimFs, operation: Operation) {
     let Some(world) = WORLD.with(|w| w.borrow().clone()) else { return };
     world.count(|c| c.operations += 1);
     if !world.quiet.get() {
-        world.interfere(host, operation);
+        world.interfere(host, Some(operation));
     }
 }
 
@@ -180,7 +181,7 @@ impl World {
 
     pub fn hooked(&self, sim: &SimFs) -> Arc<dyn Fs> {
         let host = sim.clone();
-        Arc::new(Hooked { inner: sim.clone(), hook: Arc::new(move |operation| before(&host, operation)) })
+        hooked(sim, move |operation| before(&host, operation))
     }
 
     /// A host for a new process.
@@ -191,11 +192,11 @@ impl World {
     /// A moment in which others may go on, and the host may be lost.
     pub fn pause(&self, host: &SimFs) {
         if !self.quiet.get() {
-            self.interfere(host, "nothing");
+            self.interfere(host, None);
         }
     }
 
-    fn interfere(&self, host: &SimFs, operation: &str) {
+    fn interfere(&self, host: &SimFs, operation: Option<Operation>) {
         let roll = self.random.below(1000);
         if roll < self.freeze_per_mille && self.depth.get() < FROZEN_IN_EACH_OTHER_MAX && !self.facts_are_borrowed() {
             self.count(|c| c.freezes += 1);
@@ -206,7 +207,7 @@ impl World {
         }
         if self.random.below(10_000) < self.loss_per_myriad {
             if std::env::var_os("STRAW_TRACE").is_some() {
-                eprintln!("host lost at {operation}");
+                eprintln!("host lost at {operation:?}");
             }
             if self.one_host {
                 self.sim().crash_now();
@@ -217,8 +218,9 @@ impl World {
         }
         if self.random.below(1000) < self.fault_per_mille {
             self.count(|c| c.faults += 1);
+            use Operation::{Create, Remove, Rename, Sync, SyncDir, Write};
             match operation {
-                "write" | "sync" | "sync dir" | "rename" | "remove" | "create" => {
+                Some(Write | Sync | SyncDir | Rename | Remove | Create) => {
                     let fault = [Fault::NoSpace, Fault::Io][self.random.below(2) as usize];
                     host.fail_at(host.mutations(), fault);
                 }
