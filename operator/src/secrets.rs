@@ -9,7 +9,7 @@ use k8s_openapi::{
     api::core::v1::{Pod, Secret},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, api::PostParams};
 use plan::{build, pod_facts};
 
 use crate::{
@@ -22,16 +22,20 @@ use crate::{
 /// Bytes of a token, before they are written in hex.
 const TOKEN_BYTES: usize = 32;
 
-/// The owner's token; its Secret is made if there is none, with the token that is `known`, or a fresh one.
-pub async fn ensure(client: &Client, namespace: &str, owner: OwnerReference, known: Option<&str>) -> Result<String> {
-    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+/// The object's token; its Secret is made if there is none, with the token that is `known`, or a fresh one.
+pub async fn ensure<K: Kind>(context: &Context, object: &K, known: Option<&str>) -> Result<String> {
+    let (namespace, _, uid) = identity(object);
+    let owner = object.owner();
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
     let name = build::token_secret(&owner.name);
     if let Some(there) = ask(&format!("get Secret {name}"), api.get_opt(&name)).await? {
         return token_of(&there, &owner);
     }
-    let uid = owner.uid.clone();
     let token = match known {
-        Some(known) => known.to_owned(),
+        Some(known) => {
+            tracing::warn!(namespace, "Secret {name} is gone: made again");
+            known.to_owned()
+        }
         None => fresh_token()?,
     };
     let secret = Secret {
@@ -65,13 +69,12 @@ pub fn missed(pods: &[Pod], owner: &str) -> bool {
     })
 }
 
-/// Brings back the Secret of an object, if its token is known. It is not known to an operator that began after it was gone.
+/// Brings back the Secret of an object that this operator has seen.
 pub async fn restore<K: Kind>(context: &Context, object: &K) -> Result<()> {
-    let (namespace, name, uid) = identity(object);
+    let uid = identity(object).2;
     let known = K::memory(context).token(uid).filter(|_| object.meta().deletion_timestamp.is_none());
     let Some((token, _)) = known else { return Ok(()) };
-    tracing::warn!(kind = K::NAME, namespace, name, "its Secret {} is gone: made again", build::token_secret(name));
-    ensure(&context.client, namespace, object.owner(), Some(&token)).await.map(drop)
+    ensure(context, object, Some(&token)).await.map(drop)
 }
 
 fn token_of(secret: &Secret, owner: &OwnerReference) -> Result<String> {
