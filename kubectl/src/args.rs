@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
 use glance::{LogsOf, Output};
 
 /// What runs of Thresh on a cluster do, wait for, and said. Reads only: the role `view` is enough.
@@ -19,7 +19,7 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 pub struct Of {
     /// Namespace; by default that of the kubeconfig's context.
-    #[arg(short, long, global = true, value_name = "NAMESPACE")]
+    #[arg(short, long, global = true, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     pub namespace: Option<String>,
     /// Context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
@@ -60,6 +60,7 @@ impl Command {
 #[derive(Debug, clap::Args)]
 pub struct Status {
     /// Name of an RLJob; all of the namespace by default.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub job: Option<String>,
     /// `json` for machines.
     #[arg(short, long, value_enum, default_value_t = Output::Human)]
@@ -73,6 +74,7 @@ pub struct Status {
 #[derive(Debug, clap::Args)]
 pub struct One {
     /// Name of an RLJob.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub job: String,
     /// `json` for machines.
     #[arg(short, long, value_enum, default_value_t = Output::Human)]
@@ -83,8 +85,23 @@ pub struct One {
 #[derive(Debug, clap::Args)]
 pub struct Logs {
     /// Name of an RLJob.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub job: String,
     /// Which.
     #[command(flatten)]
     pub of: LogsOf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_name_is_no_name_and_is_said_to_be_none() {
+        for empty in [&["why", ""][..], &["why", "a", "-n", ""], &["status", ""], &["logs", ""]] {
+            let said = Args::try_parse_from(["kubectl-thresh"].iter().chain(empty)).map(drop).unwrap_err().to_string();
+            assert!(said.contains("a value is required for"), "{empty:?}: {said}");
+        }
+        assert!(Args::try_parse_from(["kubectl-thresh", "why", "a", "-n", "b"]).is_ok());
+    }
 }

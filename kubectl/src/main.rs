@@ -1,6 +1,7 @@
 //! `kubectl thresh`: what a run on a cluster does, waits for, said. Reads only, with no more rights than `view` has.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod args;
 mod cluster;

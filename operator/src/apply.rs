@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::{
     error::{Error, Result},
     metrics::Metrics,
+    secrets::owner_of,
 };
 
 /// An API server that is silent for longer does not answer.
@@ -170,26 +171,18 @@ fn is_frozen(child: &Child) -> bool {
     child.label(labels::ATTEMPT).is_some()
 }
 
-const OWNERS: [(&str, &str); 3] =
-    [(labels::RLJOB_UID, labels::RLJOB), (labels::SERVING_UID, labels::SERVING), (labels::POOL_UID, labels::POOL)];
+const OWNERS: [&str; 3] = [labels::RLJOB_UID, labels::SERVING_UID, labels::POOL_UID];
 
 /// Ok if the object there has the owner that `child` will have.
 fn belongs(child: &Child, there: &DynamicObject) -> Result<()> {
     let has = there.metadata.labels.as_ref();
-    let wanted = OWNERS.iter().find_map(|(uid, _)| child.label(uid).map(|value| (*uid, value)));
+    let wanted = OWNERS.iter().find_map(|uid| child.label(uid).map(|value| (*uid, value)));
     if let Some((key, value)) = wanted
         && has.and_then(|l| l.get(key)).is_some_and(|v| v == value)
     {
         return Ok(());
     }
-    let owner = OWNERS.iter().find_map(|(_, name)| has.and_then(|l| l.get(*name)));
-    let owner = match owner {
-        Some(name) if there.metadata.deletion_timestamp.is_some() => {
-            format!("an earlier {name}, which is on its way out")
-        }
-        Some(name) => format!("another {name}"),
-        None => "somebody else".into(),
-    };
+    let owner = owner_of(&there.metadata);
     Err(Error::NameTaken { kind: resource(child.kind()).kind, name: child.name().to_owned(), owner })
 }
 

@@ -6,6 +6,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use api::{RLJob, RolloutPool, ServingCluster};
@@ -119,8 +120,8 @@ pub struct Memory<K>(Mutex<HashMap<String, Remembered<K>>>);
 struct Remembered<K> {
     written: Option<Written<K>>,
     failures: u32,
-    /// What its Secret holds.
-    token: Option<String>,
+    /// What its Secret holds, and when that was last seen there.
+    token: Option<(String, Instant)>,
 }
 
 /// Our last write.
@@ -203,14 +204,14 @@ impl<K: Resource + Clone> Memory<K> {
         self.with(uid, |one| one.failures = 0);
     }
 
-    /// What its Secret holds, if it was read before.
-    pub fn token(&self, uid: &str) -> Option<String> {
+    /// What its Secret holds, if it was read before, and when that was.
+    pub fn token(&self, uid: &str) -> Option<(String, Instant)> {
         self.with(uid, |one| one.token.clone())
     }
 
     /// Takes note of what its Secret holds.
     pub fn set_token(&self, uid: &str, token: &str) {
-        self.with(uid, |one| one.token = Some(token.to_owned()));
+        self.with(uid, |one| one.token = Some((token.to_owned(), Instant::now())));
     }
 
     /// The object is gone.

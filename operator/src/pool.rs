@@ -12,6 +12,7 @@ use crate::{
     error::Result,
     kind::{Kind, identity},
     rljob::{nodes_of, owned_children, owned_pods},
+    secrets,
 };
 
 impl Kind for RolloutPool {
@@ -21,8 +22,11 @@ impl Kind for RolloutPool {
     const MANAGER: &'static str = "thresh-operator/rolloutpool";
 
     async fn dereference(&self, context: &Arc<Context>, _: &str, _: Option<Listing>) -> Result<Option<PoolWorld>> {
-        let uid = identity(self).2;
+        let (_, name, uid) = identity(self);
         let pods = owned_pods(context, uid);
+        if secrets::missed(&pods, name) {
+            secrets::restore(context, self).await?;
+        }
         let nodes = nodes_of(context, &pods).await?;
         Ok(Some(PoolWorld { children: owned_children(context, uid), nodes, pods }))
     }

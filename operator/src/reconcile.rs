@@ -140,12 +140,13 @@ fn delay(until: Option<jiff::Timestamp>) -> Duration {
 
 /// The object's own token; one on its way out gets no new one.
 async fn token<K: Kind>(object: &K, context: &Context) -> Result<String> {
-    let (namespace, _, uid) = identity(object);
+    let uid = identity(object).2;
     let known = K::memory(context).token(uid);
-    if known.is_some() || object.meta().deletion_timestamp.is_some() {
+    let (known, seen) = known.map_or((None, None), |(token, seen)| (Some(token), Some(seen)));
+    if object.meta().deletion_timestamp.is_some() || seen.is_some_and(|seen| seen.elapsed() < RESYNC) {
         return Ok(known.unwrap_or_default());
     }
-    let token = secrets::ensure(&context.client, namespace, object.owner()).await?;
+    let token = secrets::ensure(context, object, known.as_deref()).await?;
     K::memory(context).set_token(uid, &token);
     Ok(token)
 }

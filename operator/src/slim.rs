@@ -3,7 +3,9 @@
 use api::labels;
 use k8s_openapi::api::{
     batch::v1::{Job, JobSpec},
-    core::v1::{ContainerState, ContainerStatus, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus},
+    core::v1::{
+        ContainerState, ContainerStateTerminated, ContainerStatus, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus,
+    },
 };
 use kube::Resource;
 
@@ -38,6 +40,18 @@ pub fn pod(pod: &mut Pod) {
         name: c.name,
         ready: c.ready,
         restart_count: c.restart_count,
+        // What cannot be pulled, and how it ended before: both are told.
+        image: c.image,
+        last_state: c.last_state.and_then(|s| s.terminated).map(|t| ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: t.exit_code,
+                message: t.message,
+                reason: t.reason,
+                signal: t.signal,
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        }),
         state: c.state.map(|s| ContainerState { running: None, ..s }),
         ..ContainerStatus::default()
     };
@@ -67,4 +81,28 @@ pub fn node(node: &mut Node) {
         c
     });
     node.status = Some(NodeStatus { conditions: Some(ready.collect()), ..NodeStatus::default() });
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_a_pod_in_trouble_outlives_the_cut() {
+        let mut whole: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "a-conductor-0"},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": "conductor", "image": "registry/rollout:1", "imageID": "", "ready": false, "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such file"}}}]},
+        }))
+        .unwrap();
+        pod(&mut whole);
+        let status = &whole.status.unwrap().container_statuses.unwrap()[0];
+        assert_eq!(status.image, "registry/rollout:1");
+        let last = status.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+        assert_eq!((last.exit_code, last.message.as_deref()), (1, Some("no such file")));
+    }
 }

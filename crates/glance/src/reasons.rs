@@ -674,6 +674,7 @@ mod tests {
             "CheckpointTimedOut",
             "Claimed",
             "ConductorForced",
+            "ConductorRestarted",
             "ContainerCreating",
             "Draining",
             "ErrImage",
@@ -694,6 +695,9 @@ mod tests {
             "RLJob",
             "RolloutPool",
             "ServingCluster",
+            "DaemonSet",
+            "Job",
+            "StatefulSet",
             "Unreadable",
             "RunIsComplete",
             // What the API server and a queue call things, read and never written.

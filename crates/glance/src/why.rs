@@ -296,13 +296,17 @@ fn detail(facts: &Facts<'_>, status: &RLJobStatus, reason: &str) -> Option<Strin
             let ready = cond::get(&status.conditions, cond::CONDUCTOR_READY)?;
             (ready.status == "False").then(|| ready.message.clone()).filter(|m| !m.is_empty())
         }),
-        "WaitingForServing" | "BelowMinimum" | "ServingReduced" | "Creating" => {
-            let own = facts.serving.and_then(|s| s.status.as_ref()).and_then(|s| refused(&s.conditions));
-            own.or_else(|| trouble_of(facts, "engine"))
+        "WaitingForServing" | "WaitingForClaim" | "BelowMinimum" | "ServingReduced" | "Creating" => {
+            let status = facts.serving.and_then(|s| s.status.as_ref())?;
+            // What is denied has its reason; engines in trouble are not it.
+            let claims = reason == "WaitingForClaim";
+            let pods = || trouble_of(facts, "engine").or_else(|| unmade(&status.conditions));
+            refused(&status.conditions).or_else(|| if claims { None } else { pods() })
         }
         "WaitingForRollout" | "RolloutReduced" => {
             let own = facts.pool.and_then(|p| p.status.as_ref()).and_then(|s| refused(&s.conditions));
-            own.or_else(|| trouble_of(facts, "worker"))
+            let unmade = || facts.pool.and_then(|p| p.status.as_ref()).and_then(|s| unmade(&s.conditions));
+            own.or_else(|| trouble_of(facts, "worker")).or_else(unmade)
         }
         _ => None,
     }
@@ -315,10 +319,19 @@ fn refused(conditions: &[Condition]) -> Option<String> {
     cond::get(conditions, type_).map(|c| format!("{}: {}", c.reason, c.message))
 }
 
+/// What is said of pods that do not even exist.
+fn unmade(conditions: &[Condition]) -> Option<String> {
+    let said = cond::get(conditions, cond::AVAILABLE).filter(|c| c.status == "False")?;
+    said.message.split_once("; ").map(|(_, why)| why.to_owned())
+}
+
 /// What is wrong with the first pod of a role that is not ready.
 fn trouble_of(facts: &Facts<'_>, role: &str) -> Option<String> {
     let pod = facts.pods.iter().find(|p| pod_facts::role(p) == role && !pod_facts::ready(p))?;
     let name = pod_facts::name(pod);
+    if let Some(end) = plan::last_end(pod) {
+        return Some(format!("{name}: {end}"));
+    }
     if let Some((reason, message)) = pod_facts::waiting(pod) {
         return Some(format!("{name}: {reason} {message}").trim_end().to_owned());
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{Ending, Outcome, PodEnd};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{NodeState, pod_facts};
@@ -71,15 +71,7 @@ pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, n
             _ if deleting && !failing => Outcome::Deleted,
             _ => Outcome::Failed,
         };
-        // On a cluster the raw end of the log, on a laptop the line that was chosen from it.
-        let killed = t.signal == Some(9) || t.exit_code == 137;
-        let said = last_words::last_words(t.message.as_deref().unwrap_or_default(), killed);
-        // A launcher that names the rank says it all.
-        end.message = match said.as_str() {
-            "" => in_words(t.exit_code, t.signal),
-            rank if rank.starts_with("rank ") => rank.to_owned(),
-            other => format!("{}: {other}", in_words(t.exit_code, t.signal)),
-        };
+        end.message = said(t);
         return Some(end);
     }
     if deleting {
@@ -92,6 +84,30 @@ pub fn evidence(pod: &Pod, nodes: &BTreeMap<String, NodeState>, failing: bool, n
         return Some(end);
     }
     None
+}
+
+/// How it ended, with its last words.
+pub fn said(t: &ContainerStateTerminated) -> String {
+    // On a cluster the raw end of the log, on a laptop the line that was chosen from it.
+    let killed = t.signal == Some(9) || t.exit_code == 137;
+    let said = last_words::last_words(t.message.as_deref().unwrap_or_default(), killed);
+    // A launcher that names the rank says it all.
+    match said.as_str() {
+        "" => in_words(t.exit_code, t.signal),
+        rank if rank.starts_with("rank ") => rank.to_owned(),
+        other => format!("{}: {other}", in_words(t.exit_code, t.signal)),
+    }
+}
+
+/// How the main container of a pod that is not ready ended the last time; nothing if it never has. The same whether it runs, waits or
+/// ends just now: a container that ends again and again does all three in turn.
+pub fn last_end(pod: &Pod) -> Option<String> {
+    if pod_facts::ready(pod) {
+        return None;
+    }
+    let container = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
+    let ended = |s: &Option<ContainerState>| s.as_ref().and_then(|s| s.terminated.clone());
+    ended(&container.state).or_else(|| ended(&container.last_state)).map(|t| said(&t))
 }
 
 /// An exit code of the trainer, for people.

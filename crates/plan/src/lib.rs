@@ -35,6 +35,7 @@ mod world;
 
 pub use action::{Action, Child, ChildKind, ConductorSettings, Event, GangApi, Plan, Target};
 pub use applied::{ApplyError, applied, apply_failed};
+pub use classify::last_end;
 pub use settings::{Images, Settings};
 pub use validate::{check, validate};
 pub use world::{

@@ -9,6 +9,14 @@ pub fn attempt(meta: &ObjectMeta) -> u64 {
     meta.labels.as_ref().and_then(|l| l.get(labels::ATTEMPT)).and_then(|s| s.parse().ok()).unwrap_or(0)
 }
 
+/// Attempt that a Job is of: its label's number, if the Job has that attempt's name. A label can be edited and a name cannot; a number
+/// that nobody gave must not be counted on from.
+pub fn attempt_of_job(meta: &ObjectMeta) -> u64 {
+    let number = attempt(meta);
+    let named = meta.name.as_deref().is_some_and(|name| name.ends_with(&format!("-t{number}")));
+    if named { number } else { 0 }
+}
+
 /// Role of a pod, by its label.
 pub fn role(pod: &Pod) -> &str {
     pod.metadata.labels.as_ref().and_then(|l| l.get(labels::ROLE)).map(String::as_str).unwrap_or_default()

@@ -39,7 +39,8 @@ pub fn decide(pool: &RolloutPool, world: &PoolWorld, now: Timestamp, settings: &
         nodes.retain(|_, state| pool.spec.placement == Placement::Replicas || *state == NodeState::Gone);
         plan.requeue_at = lost::pods(&world.pods, &nodes, &mut s.lost_since, now, settings, &mut plan.actions);
     }
-    summarise(pool, world, &mut s, generation, now);
+    let again = summarise(pool, world, &mut s, generation, now);
+    plan.requeue_at = [plan.requeue_at, again].into_iter().flatten().min();
     plan.status = (s != old).then_some(s);
     plan
 }
@@ -71,7 +72,7 @@ fn summarise(
     s: &mut RolloutPoolStatus,
     generation: Option<i64>,
     now: Timestamp,
-) {
+) -> Option<Timestamp> {
     let count =
         |f: &dyn Fn(&Pod) -> bool| u32::try_from(world.pods.iter().filter(|p| f(p)).count()).unwrap_or(u32::MAX);
     let wanted = match pool.spec.placement {
@@ -102,10 +103,16 @@ fn summarise(
         () => "BelowMinimum",
     };
     let stuck = trouble::first(&world.pods).filter(|_| ready < wanted);
-    let because = stuck.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+    let there = count(&|p| !pod_facts::ended(p));
+    let made = world.children.iter().find_map(|c| match c {
+        Child::StatefulSet(_) => Some(("StatefulSet", c.name())),
+        Child::DaemonSet(_) => Some(("DaemonSet", c.name())),
+        _ => None,
+    });
+    let (missing, again) = trouble::missing(&s.conditions, (count(&|_| true), wanted), made, now);
+    let because = stuck.as_ref().or(missing.as_ref()).map(|why| format!("; {why}")).unwrap_or_default();
     let message = format!("{ready} of {wanted} workers are ready{because}");
     cond::set(&mut s.conditions, cond::AVAILABLE, enough.into(), reason, &message, generation, now);
-    let there = count(&|p| !pod_facts::ended(p));
     let old = world.pods.iter().any(|p| !at(p));
     let (truth, reason) = match stuck {
         _ if updated >= wanted && there == wanted => {
@@ -117,4 +124,5 @@ fn summarise(
     };
     let message = format!("{updated} of {wanted} workers are at the wanted revision{because}");
     cond::set(&mut s.conditions, cond::PROGRESSING, truth, reason, &message, generation, now);
+    again
 }

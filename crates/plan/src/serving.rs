@@ -63,7 +63,8 @@ pub fn decide(
         engines(cluster, world, &mut s, &image, settings, &mut plan);
         plan.requeue_at = lost::pods(&world.pods, &world.nodes, &mut s.lost_since, now, settings, &mut plan.actions);
     }
-    summarise(cluster, world, &mut s, generation, now);
+    let again = summarise(cluster, world, &mut s, generation, now);
+    plan.requeue_at = [plan.requeue_at, again].into_iter().flatten().min();
     plan.status = (s != old).then_some(s);
     plan
 }
@@ -281,7 +282,7 @@ fn summarise(
     s: &mut ServingClusterStatus,
     generation: Option<i64>,
     now: Timestamp,
-) {
+) -> Option<Timestamp> {
     let count = |f: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
         u32::try_from(world.pods.iter().filter(|p| f(p)).count()).unwrap_or(u32::MAX)
     };
@@ -298,7 +299,11 @@ fn summarise(
     let minimum = wanted.saturating_sub(cluster.spec.updates.max_unavailable).max(wanted.min(1));
     let (ready, updated) = (s.ready_replicas, s.updated_replicas);
     let stuck = trouble::first(&world.pods);
-    let because = stuck.as_ref().filter(|_| ready < wanted).map(|why| format!("; {why}")).unwrap_or_default();
+    let made = stateful_set(cluster, world).map(|(child, _)| ("StatefulSet", child.name()));
+    let there = count(&|_| true);
+    let (missing, again) = trouble::missing(&s.conditions, (there, wanted), made, now);
+    let why = stuck.as_ref().or(missing.as_ref());
+    let because = why.filter(|_| ready < wanted).map(|why| format!("; {why}")).unwrap_or_default();
     let mut set = |type_: &str, truth: cond::Truth, reason: &str, message: String| {
         cond::set(&mut s.conditions, type_, truth, reason, &message, generation, now)
     };
@@ -329,4 +334,5 @@ fn summarise(
         (Some(_), Some(v), _) => (cond::Truth::True, "AllAtVersion", format!("version {v}")),
     };
     cond::set(&mut s.conditions, cond::WEIGHTS_IN_SYNC, truth, reason, &message, generation, now);
+    again
 }

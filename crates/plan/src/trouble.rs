@@ -1,8 +1,38 @@
 //! What keeps a pod from becoming ready, in a word and a sentence that stay the same while the trouble does.
 
-use k8s_openapi::api::core::v1::Pod;
+use std::time::Duration;
 
-use crate::pod_facts;
+use api::conditions as cond;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{classify, later, pod_facts};
+
+/// Pods that are not there after this long are refused by somebody.
+pub(crate) const PODS_COME: Duration = Duration::from_secs(10);
+
+/// Who refuses pods (a quota, a limit, pod security) tells it to their maker alone.
+pub(crate) fn events_say(kind: &str, name: &str) -> String {
+    format!("the events of {kind} {name} say who refuses it (a ResourceQuota, a LimitRange, pod security)")
+}
+
+/// Pods of a set that nobody could make for a while, in words; and when to look again, while it may still come right.
+pub(crate) fn missing(
+    conditions: &[Condition],
+    (there, wanted): (u32, u32),
+    set: Option<(&str, &str)>,
+    now: Timestamp,
+) -> (Option<String>, Option<Timestamp>) {
+    let begun = cond::get(conditions, cond::PROGRESSING).filter(|c| c.reason != "Idle" && c.reason != "Paused");
+    let (Some((kind, name)), Some(begun), true) = (set, begun, there < wanted) else { return (None, None) };
+    let until = later(begun.last_transition_time.0, PODS_COME);
+    if now < until {
+        return (None, Some(until));
+    }
+    let count = api::count(wanted - there, "pod");
+    (Some(format!("{count} missing: {}", events_say(kind, name))), None)
+}
 
 /// Why a pod cannot become ready, if that can be told: `Unschedulable`, `ImagePull` or `ContainerError`, and the sentence.
 pub(crate) fn of_pod(pod: &Pod) -> Option<(&'static str, String)> {
@@ -28,8 +58,8 @@ pub(crate) fn of_pod(pod: &Pod) -> Option<(&'static str, String)> {
             && !c.ready
             && let Some(last) = last
         {
-            let code = last.exit_code;
-            return Some(("ContainerError", format!("container {} ends again and again, exit code {code}", c.name)));
+            let end = classify::said(last);
+            return Some(("ContainerError", format!("container {} ends again and again: {end}", c.name)));
         }
     }
     None

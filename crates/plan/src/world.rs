@@ -177,7 +177,7 @@ impl Listing {
             .map(|j| ListedJob {
                 name: j.metadata.name.clone().unwrap_or_default(),
                 uid: j.metadata.uid.clone().unwrap_or_default(),
-                attempt: crate::pod_facts::attempt(&j.metadata),
+                attempt: crate::pod_facts::attempt_of_job(&j.metadata),
             })
             .collect();
         let pods = pods

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::queue::queued;
 use super::{Pass, later};
-use crate::{Action, Child, backoff, build, classify, micro, pod_facts};
+use crate::{Action, Child, backoff, build, classify, micro, pod_facts, trouble};
 
 const TAKEN_BACK: &str = "its queue suspended the Job";
 
@@ -32,7 +32,10 @@ impl Pass<'_> {
             if c.label(labels::RLJOB_UID) != Some(self.uid) || c.metadata().deletion_timestamp.is_some() {
                 continue;
             }
-            let number = pod_facts::attempt(c.metadata());
+            let number = match c {
+                Child::Job(_) => pod_facts::attempt_of_job(c.metadata()),
+                _ => pod_facts::attempt(c.metadata()),
+            };
             let dead = match c {
                 Child::Job(_) => !self.is_living(number, c.uid()),
                 Child::ConfigMap(_) | Child::PodGroup(..) if number > 0 => {
@@ -241,6 +244,7 @@ impl Pass<'_> {
         let why = self.why_not_ready();
         match (a.nodes as usize).saturating_sub(pods) {
             0 => why,
+            _ if why.contains("do not exist") => why,
             missing => format!("{missing} of {} pods do not exist; {why}", a.nodes),
         }
     }
@@ -260,6 +264,15 @@ impl Pass<'_> {
                 let said = format!("{unplaced} of {} pods have no node; {name}: {reason} {message}", a.nodes);
                 return said.trim_end().to_owned();
             }
+        }
+        let there = self.trainer_pods().filter(|(n, _)| *n == a.id).count();
+        let missing = (a.nodes as usize).saturating_sub(there);
+        // A Job that a queue holds back makes none yet.
+        let due = a.released_time.as_ref().or(a.created_time.as_ref().filter(|_| !queued(a)));
+        let late = due.is_some_and(|t| self.now >= later(t.0, trouble::PODS_COME)) && a.job_uid.is_some();
+        if missing > 0 && late {
+            let say = trouble::events_say("Job", &a.job_name);
+            return format!("{missing} of {} pods do not exist: {say}", a.nodes);
         }
         "its ranks have not said that they are ready".into()
     }

@@ -1,6 +1,7 @@
 //! What lives as long as the run: engines, workers, conductor. Nothing here looks at an attempt.
 
 use api::{ServingSuspendPolicy, conditions as cond, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Pass;
 use crate::{Action, Child, ChildKind, NodeState, build, drift, pod_facts};
@@ -47,6 +48,37 @@ impl Pass<'_> {
             self.ensure(child);
         }
         self.lost_conductor();
+        self.outlived_tokens();
+    }
+
+    /// The conductor was told the tokens of its ServingCluster and RolloutPool when its pod began. One that was deleted and made anew
+    /// has another, and takes the old one no more: the conductor begins again and is told the new one.
+    fn outlived_tokens(&mut self) {
+        let serving = self.world.serving(&self.job.serving_name());
+        let pool = self.world.pool(&self.job.rollout_name());
+        // Whatever is observed has its token: it is made before anything is decided.
+        let serving = serving.filter(|s| s.status.as_ref().is_some_and(|s| s.observed_generation.is_some()));
+        let pool = pool.filter(|p| p.status.as_ref().is_some_and(|s| s.observed_generation.is_some()));
+        let kinds = [("ServingCluster", serving.map(|s| &s.metadata)), ("RolloutPool", pool.map(|p| &p.metadata))];
+        let pods = self.world.pods.iter().filter(|p| pod_facts::role(p) == "conductor");
+        for pod in pods.filter(|p| p.metadata.deletion_timestamp.is_none()) {
+            let Some(begun) = &pod.metadata.creation_timestamp else { continue };
+            let younger = |m: &ObjectMeta| m.creation_timestamp.as_ref().is_some_and(|t| t.0 > begun.0);
+            let Some((kind, meta)) = kinds.iter().find_map(|(kind, meta)| Some((kind, meta.filter(|m| younger(m))?)))
+            else {
+                continue;
+            };
+            let (name, uid) = (pod_facts::name(pod).to_owned(), pod_facts::uid(pod).to_owned());
+            let other = meta.name.as_deref().unwrap_or_default();
+            self.event(
+                false,
+                "ConductorRestarted",
+                format!(
+                    "{kind} {other} was made anew: {name} knows only the token of the one before, and begins again"
+                ),
+            );
+            self.actions.push(Action::DeletePod { name, uid, force: false });
+        }
     }
 
     /// A conductor's pod on a lost node is deleted by force: its epoch is what keeps the run safe, not its absence.

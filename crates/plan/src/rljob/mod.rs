@@ -177,7 +177,9 @@ impl<'a> Pass<'a> {
     fn jobs(&self) -> impl Iterator<Item = (u64, &'a Job)> + use<'a> {
         let uid = self.uid;
         self.world.children.iter().filter_map(move |c| match c {
-            Child::Job(j) if c.label(labels::RLJOB_UID) == Some(uid) => Some((pod_facts::attempt(&j.metadata), &**j)),
+            Child::Job(j) if c.label(labels::RLJOB_UID) == Some(uid) => {
+                Some((pod_facts::attempt_of_job(&j.metadata), &**j))
+            }
             _ => None,
         })
     }

@@ -5,7 +5,8 @@ use cond::Truth;
 
 use super::queue::queued;
 use super::{Pass, later};
-use crate::{micro, pod_facts};
+use crate::classify::last_end;
+use crate::{ChildKind, build, micro, pod_facts, trouble};
 
 impl Pass<'_> {
     /// Takes note of what the conductor says: a new commit clears the counters, progress is written now and then.
@@ -78,14 +79,30 @@ impl Pass<'_> {
         } else {
             let pod = self.world.pods.iter().find(|p| pod_facts::role(p) == "conductor");
             let message = match pod {
-                None => "its pod does not exist yet".to_owned(),
-                Some(p) => match pod_facts::waiting(p) {
-                    Some((reason, message)) => format!("{}: {reason} {message}", pod_facts::name(p)),
-                    None => format!("{} does not answer", pod_facts::name(p)),
+                None => self.no_conductor(),
+                // Before the back-off, which comes and goes and says nothing of why.
+                Some(p) => match (last_end(p), pod_facts::waiting(p)) {
+                    (Some(end), _) => format!("{}: {end}", pod_facts::name(p)),
+                    (None, Some((reason, message))) => format!("{}: {reason} {message}", pod_facts::name(p)),
+                    (None, None) => format!("{} does not answer", pod_facts::name(p)),
                 },
             };
             self.set(cond::CONDUCTOR_READY, false, "NotAnswering", message);
         }
+    }
+
+    /// A pod that nobody can make: only the events of its maker say why.
+    fn no_conductor(&mut self) -> String {
+        let name = build::conductor_name(self.job.metadata.name.as_deref().unwrap_or_default());
+        let waited = cond::get(&self.s.conditions, cond::CONDUCTOR_READY).filter(|c| c.reason == "NotAnswering");
+        let made = self.world.children.iter().find(|c| c.kind() == ChildKind::StatefulSet && c.name() == name);
+        let (Some(waited), Some(_)) = (waited, made) else { return "its pod does not exist yet".to_owned() };
+        let until = later(waited.last_transition_time.0, trouble::PODS_COME);
+        if self.now < until {
+            self.at(until);
+            return "its pod does not exist yet".to_owned();
+        }
+        format!("its pod does not exist: {}", trouble::events_say("StatefulSet", &name))
     }
 
     fn serving_and_rollout(&mut self) {
