@@ -45,7 +45,8 @@ pub async fn ensure<K: Kind>(context: &Context, object: &K, known: Option<&str>)
             owner_references: Some(vec![owner.clone()]),
             ..ObjectMeta::default()
         },
-        immutable: Some(true),
+        // Not `immutable`: of such a one a kubelet shows what it read first for as long as a pod of its node names it, even when an
+        // owner of that name was made anew, with another token.
         data: Some(BTreeMap::from([(build::TOKEN_KEY.to_owned(), ByteString(token.into_bytes()))])),
         ..Secret::default()
     };
