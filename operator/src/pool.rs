@@ -22,11 +22,9 @@ impl Kind for RolloutPool {
     const MANAGER: &'static str = "thresh-operator/rolloutpool";
 
     async fn dereference(&self, context: &Arc<Context>, _: &str, _: Option<Listing>) -> Result<Option<PoolWorld>> {
-        let (_, name, uid) = identity(self);
+        let uid = identity(self).2;
         let pods = owned_pods(context, uid);
-        if secrets::missed(&pods, name) {
-            secrets::restore(context, self).await?;
-        }
+        secrets::restore_missed(context, self, &pods).await?;
         let nodes = nodes_of(context, &pods).await?;
         Ok(Some(PoolWorld { children: owned_children(context, uid), nodes, pods }))
     }

@@ -141,8 +141,7 @@ fn delay(until: Option<jiff::Timestamp>) -> Duration {
 /// The object's own token; one on its way out gets no new one.
 async fn token<K: Kind>(object: &K, context: &Context) -> Result<String> {
     let uid = identity(object).2;
-    let known = K::memory(context).token(uid);
-    let (known, seen) = known.map_or((None, None), |(token, seen)| (Some(token), Some(seen)));
+    let (known, seen) = K::memory(context).token(uid).unzip();
     if object.meta().deletion_timestamp.is_some() || seen.is_some_and(|seen| seen.elapsed() < RESYNC) {
         return Ok(known.unwrap_or_default());
     }

@@ -53,22 +53,16 @@ impl Kind for RLJob {
             // Not watched: a cluster need not have the kind.
             children.extend(hands.pod_groups(api, uid).await?);
         }
+        // The conductor needs three tokens, and those who own the others may have no pod that begins.
+        secrets::restore_missed(context, self, &pods).await?;
         let serving = context.stores.servings.get(&ObjectRef::new(&self.serving_name()).within(namespace));
-        if secrets::missed(&pods, name) {
-            secrets::restore(context, self).await?;
-        }
         if let Some(Ok(one)) = serving.as_deref().map(|one| &one.0) {
-            // The conductor needs all three, and those who own the others may have no pod that begins.
-            if secrets::missed(&pods, &self.serving_name()) {
-                secrets::restore(context, one).await?;
-            }
+            secrets::restore_missed(context, one, &pods).await?;
             children.push(Child::ServingCluster(Box::new(context.servings.latest(one))));
         }
         let pool = context.stores.pools.get(&ObjectRef::new(&self.rollout_name()).within(namespace));
         if let Some(Ok(one)) = pool.as_deref().map(|one| &one.0) {
-            if secrets::missed(&pods, &self.rollout_name()) {
-                secrets::restore(context, one).await?;
-            }
+            secrets::restore_missed(context, one, &pods).await?;
             children.push(Child::RolloutPool(Box::new(context.pools.latest(one))));
         }
         let quota = match held_by_queue(self) {

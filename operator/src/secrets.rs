@@ -63,16 +63,19 @@ pub async fn ensure<K: Kind>(context: &Context, object: &K, known: Option<&str>)
 }
 
 /// Whether a pod cannot begin for want of the token of an owner of that name.
-pub fn missed(pods: &[Pod], owner: &str) -> bool {
+fn missed(pods: &[Pod], owner: &str) -> bool {
     let name = build::token_secret(owner);
     pods.iter().filter_map(pod_facts::waiting).any(|(reason, message)| {
         reason == "CreateContainerConfigError" && message.contains(&format!("secret \"{name}\" not found"))
     })
 }
 
-/// Brings back the Secret of an object that this operator has seen.
-pub async fn restore<K: Kind>(context: &Context, object: &K) -> Result<()> {
-    let uid = identity(object).2;
+/// Brings back the Secret of an object that this operator has seen, if one of `pods` cannot begin without it.
+pub async fn restore_missed<K: Kind>(context: &Context, object: &K, pods: &[Pod]) -> Result<()> {
+    let (_, name, uid) = identity(object);
+    if !missed(pods, name) {
+        return Ok(());
+    }
     let known = K::memory(context).token(uid).filter(|_| object.meta().deletion_timestamp.is_none());
     let Some((token, _)) = known else { return Ok(()) };
     ensure(context, object, Some(&token)).await.map(drop)

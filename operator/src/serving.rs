@@ -24,9 +24,7 @@ impl Kind for ServingCluster {
     async fn dereference(&self, context: &Arc<Context>, _: &str, _: Option<Listing>) -> Result<Option<ServingWorld>> {
         let (namespace, name, uid) = identity(self);
         let pods = owned_pods(context, uid);
-        if secrets::missed(&pods, name) {
-            secrets::restore(context, self).await?;
-        }
+        secrets::restore_missed(context, self, &pods).await?;
         let users = context.stores.rljobs.state();
         let users = users.iter().filter_map(|one| one.0.as_ref().ok());
         let users = users.filter(|j| j.metadata.namespace.as_deref() == Some(namespace) && j.serving_name() == name);

@@ -240,41 +240,56 @@ impl Pass<'_> {
     /// The same for an attempt that is given up: what it holds is not enough, and how much is missing.
     fn what_is_missing(&self) -> String {
         let Some(a) = &self.s.attempt else { return String::new() };
-        let pods = self.trainer_pods().filter(|(n, _)| *n == a.id).count();
-        let why = self.why_not_ready();
-        match (a.nodes as usize).saturating_sub(pods) {
-            0 => why,
-            _ if why.contains("do not exist") => why,
-            missing => format!("{missing} of {} pods do not exist; {why}", a.nodes),
+        match (self.missing_pods(), self.pods_say()) {
+            (0, _) => self.why_not_ready(),
+            (missing, Some(said)) => format!("{missing} of {} pods do not exist; {said}", a.nodes),
+            (missing, None) => self.refused_pods(missing),
+        }
+    }
+
+    /// Why its ranks are not ready.
+    pub(super) fn why_not_ready(&self) -> String {
+        let Some(a) = &self.s.attempt else { return String::new() };
+        if let Some(said) = self.pods_say() {
+            return said;
+        }
+        // A Job that a queue holds back makes none yet.
+        let due = a.released_time.as_ref().or(a.created_time.as_ref().filter(|_| !queued(a)));
+        let late = due.is_some_and(|t| self.now >= later(t.0, trouble::PODS_COME)) && a.job_uid.is_some();
+        match self.missing_pods() {
+            missing if missing > 0 && late => self.refused_pods(missing),
+            _ => "its ranks have not said that they are ready".into(),
         }
     }
 
     /// What the pods of the attempt themselves say.
-    pub(super) fn why_not_ready(&self) -> String {
-        let Some(a) = &self.s.attempt else { return String::new() };
+    fn pods_say(&self) -> Option<String> {
+        let a = self.s.attempt.as_ref()?;
         for (_, pod) in self.trainer_pods().filter(|(n, _)| *n == a.id) {
             let name = pod_facts::name(pod);
             if let Some((reason, message)) = pod_facts::waiting(pod)
                 && !matches!(reason, "ContainerCreating" | "PodInitializing")
             {
-                return format!("{name}: {reason} {message}").trim_end().to_owned();
+                return Some(format!("{name}: {reason} {message}").trim_end().to_owned());
             }
             if let Some(("False", reason, message)) = pod_facts::condition(pod, "PodScheduled") {
                 let unplaced = self.trainer_pods().filter(|(n, p)| *n == a.id && pod_facts::node(p).is_none()).count();
                 let said = format!("{unplaced} of {} pods have no node; {name}: {reason} {message}", a.nodes);
-                return said.trim_end().to_owned();
+                return Some(said.trim_end().to_owned());
             }
         }
-        let there = self.trainer_pods().filter(|(n, _)| *n == a.id).count();
-        let missing = (a.nodes as usize).saturating_sub(there);
-        // A Job that a queue holds back makes none yet.
-        let due = a.released_time.as_ref().or(a.created_time.as_ref().filter(|_| !queued(a)));
-        let late = due.is_some_and(|t| self.now >= later(t.0, trouble::PODS_COME)) && a.job_uid.is_some();
-        if missing > 0 && late {
-            let say = trouble::events_say("Job", &a.job_name);
-            return format!("{missing} of {} pods do not exist: {say}", a.nodes);
-        }
-        "its ranks have not said that they are ready".into()
+        None
+    }
+
+    /// Pods of the attempt that are not there.
+    fn missing_pods(&self) -> usize {
+        let Some(a) = &self.s.attempt else { return 0 };
+        (a.nodes as usize).saturating_sub(self.trainer_pods().filter(|(n, _)| *n == a.id).count())
+    }
+
+    fn refused_pods(&self, missing: usize) -> String {
+        let Some(a) = &self.s.attempt else { return String::new() };
+        format!("{missing} of {} pods do not exist: {}", a.nodes, trouble::events_say("Job", &a.job_name))
     }
 
     fn reasons_to_stop(&mut self) {
